@@ -1,0 +1,28 @@
+"""Errors: what the caller did wrong, and what a peer did wrong, are different types.
+
+Everything that fpld raises on purpose derives from `FpldError`. A message names the argument, what it
+must be and what it was, so that the reader knows what to change.
+"""
+
+
+class FpldError(Exception):
+    """Base of all errors that fpld raises on purpose."""
+
+
+class InputError(FpldError, ValueError):
+    """The caller passed something that cannot be used: a local mistake, before anything was sent."""
+
+
+class BudgetError(InputError):
+    """A bit budget that cannot be met or that a codec cannot work with."""
+
+
+class FrameError(FpldError):
+    """Bytes from a peer that are not an acceptable frame: never trusted, never partly applied."""
+
+
+class MissingExtraError(FpldError, ImportError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an optional dependency: pip install 'fpld[{extra}]'")
