@@ -1,0 +1,66 @@
+"""Checks at the border: one place for the form of a message (which argument, must be what, got what)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.errors import InputError
+
+if TYPE_CHECKING:
+    from fpld.types import Floats
+
+
+def real(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> float:
+    """Return `value` as a finite float that is at least `least` and greater than `above`."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a number, got {value!r}") from None
+    if not math.isfinite(number):
+        raise InputError(f"{name} must be finite, got {number}")
+    if number < least:
+        raise InputError(f"{name} must be at least {least:g}, got {number:g}")
+    if number <= above:
+        raise InputError(f"{name} must be greater than {above:g}, got {number:g}")
+    return number
+
+
+def integer(name: str, value: Any, *, least: int = 0, most: int = 2**63 - 1) -> int:
+    """Return `value` as an int in `[least, most]`; a float that is a whole number does not pass."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InputError(f"{name} must be an integer, got {value!r}")
+    if not least <= value <= most:
+        raise InputError(f"{name} must be an integer from {least} to {most}, got {value}")
+    return int(value)
+
+
+def vector(name: str, value: Any, *, size: int | None = None) -> Floats:
+    """Return `value` as a one-dimensional float64 array without NaN; infinities may be meant (a cap)."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a sequence of numbers, got {value!r}") from None
+    if array.ndim != 1 or array.size == 0:
+        raise InputError(f"{name} must be a non-empty sequence of numbers, got shape {array.shape}")
+    if size is not None and array.size != size:
+        raise InputError(f"{name} must have {size} entries, one for each node, got {array.size}")
+    if np.isnan(array).any():
+        raise InputError(f"{name}[{int(np.isnan(array).argmax())}] must be a number, got nan")
+    return array
+
+
+def logits(value: Any, shape: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """Return `value` as a floating-point [m, V] array of the given shape without NaN and infinities."""
+    array = np.asarray(value)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise InputError(f"logits must be floating-point, got dtype {array.dtype}")
+    if array.shape != shape:
+        raise InputError(f"logits must have shape (contexts, vocab) = {shape}, got {array.shape}")
+    finite = np.isfinite(array)
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        raise InputError(f"logits must be finite, got {array[row, column]} at context {row}, token {column}")
+    return array

@@ -1,0 +1,52 @@
+"""The command line: `fpld COMMAND`. Each command is a module with HELP, EPILOG, `configure` and `run`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from fpld import __version__
+from fpld.cli import allocate, bounds, reproduce
+from fpld.cli.output import Output
+from fpld.errors import FpldError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = {"reproduce": reproduce, "allocate": allocate, "bounds": bounds}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Build the parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="fpld",
+        description="Federated Probe-Logit Distillation: one language model from text that may not leave its sites.",
+    )
+    top.add_argument("--version", action="version", version=f"fpld {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=module.HELP,
+            description=module.HELP[0].upper() + module.HELP[1:] + ".",
+            epilog=module.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.configure(sub)
+        sub.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; bad input is one line on standard error and exit code 2."""
+    arguments = parser().parse_args(argv)
+    try:
+        code: int = COMMANDS[arguments.command].run(arguments, Output(arguments.json))
+    except FpldError as error:
+        sys.stderr.write(f"fpld {arguments.command}: error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    return code

@@ -1,0 +1,87 @@
+"""What a command prints: one table for a person, or one JSON object for a program; the rows are the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+Row = dict[str, Any]
+_PLAIN_WIDTH = 160  # not a terminal: nothing to fit into
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Print for a person (`json` false) or for a program; progress and notes never mix with JSON."""
+
+    json: bool
+
+    def result(self, command: str, rows: Sequence[Row], *, title: str | None = None) -> None:
+        """Print the rows of a command."""
+        if self.json:
+            text = json.dumps({"command": command, "rows": [_finite(row) for row in rows]}, indent=1, allow_nan=False)
+            sys.stdout.write(text + "\n")
+        else:
+            self.table(rows, title=title)
+
+    def table(self, rows: Sequence[Row], *, title: str | None = None) -> None:
+        """Print rows as a table, for a person only."""
+        if self.json or not rows:
+            return
+        table = Table(title=title, title_justify="left", title_style="bold")
+        for name in rows[0]:
+            numbers = all(isinstance(row[name], (int, float)) for row in rows)
+            table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(_cell(value) for value in row.values()))
+        _console().print(table)
+
+    def note(self, text: str) -> None:
+        """Print a line, for a person only."""
+        if not self.json:
+            _console().print(text, markup=False, highlight=False)
+
+    @contextmanager
+    def progress(self, what: str, steps: int) -> Iterator[Callable[[], None]]:
+        """Show progress on standard error while it is a terminal; give the function that advances it."""
+        console = Console(stderr=True)
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=console, transient=True, disable=self.json or not console.is_terminal) as bar:
+            task = bar.add_task(what, total=steps)
+            yield lambda: bar.advance(task)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows with the columns of the table."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _finite(row: Row) -> Row:
+    """JSON has no infinity: a bound that does not bind is null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -1,0 +1,6 @@
+"""Codecs: logits to bytes within a budget, and back."""
+
+from fpld.codecs.base import Codec
+from fpld.codecs.uniform import UniformCodec
+
+__all__ = ["Codec", "UniformCodec"]

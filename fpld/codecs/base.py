@@ -1,0 +1,35 @@
+"""The contract of a codec: logits to payload bytes within a budget, and back, block by block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fpld.types import Decoded, Plan, Reals
+
+
+class Codec(Protocol):
+    """Code logits [m, V] under a plan; both ends hold the same plan.
+
+    `code` names the codec on the wire: a number from 1 to 65535, never a type name. Codecs from outside the
+    package take one from 32768 up.
+    """
+
+    @property
+    def code(self) -> int:
+        """Give the codec's number in the frame header."""
+        ...
+
+    def encode(self, logits: Reals, plan: Plan) -> bytes:
+        """Give a payload of at most `plan.budget_bytes`, whatever the logits; refuse NaN and infinities."""
+        ...
+
+    def decode(
+        self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
+    ) -> Decoded:
+        """Give values and variance of the contexts in `rows` (all by default); never trust the bytes."""
+        ...

@@ -1,0 +1,11 @@
+"""The paper's figures and theorems as simulations, with our numbers next to the paper's."""
+
+from fpld.reproduce.adaptive import ADAPTIVE
+from fpld.reproduce.base import Claim, Reproduction, Row
+from fpld.reproduce.fig1 import FIG1
+from fpld.reproduce.fig2 import FIG2
+from fpld.reproduce.refinement import REFINEMENT
+
+REPRODUCTIONS = {r.name: r for r in (FIG1, FIG2, REFINEMENT, ADAPTIVE)}
+
+__all__ = ["REPRODUCTIONS", "Claim", "Reproduction", "Row"]

@@ -1,0 +1,83 @@
+"""The small types that everything shares: arrays, the plan of one node's round, what a codec decodes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fpld import _check
+from fpld.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Reals = npt.NDArray[np.floating[Any]]
+Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
+
+MAX_CONTEXTS = 2**32 - 1
+MAX_VOCAB = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Say what one node is to send in one round: all that encoder and decoder must agree on.
+
+    `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
+    centre and a range of its own for each context (32 bits each, charged to the budget).
+
+    >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
+    >>> plan.budget_bytes
+    7506
+    """
+
+    run_key: bytes
+    round: int
+    node: int
+    probe: bytes
+    contexts: int
+    vocab: int
+    bits: float
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.run_key, bytes) or not 16 <= len(self.run_key) <= 64:
+            raise InputError("run_key must be 16 to 64 bytes")
+        if not isinstance(self.probe, bytes) or len(self.probe) != 32:
+            raise InputError("probe must be the 32-byte digest of the probe set")
+        _check.integer("round", self.round, most=2**32 - 1)
+        _check.integer("node", self.node, most=2**32 - 1)
+        _check.integer("contexts", self.contexts, least=1, most=MAX_CONTEXTS)
+        _check.integer("vocab", self.vocab, least=2, most=MAX_VOCAB)
+        _check.real("bits", self.bits, least=0.0)
+        if self.clip is not None:
+            _check.real("clip", self.clip, above=0.0)
+
+    @property
+    def run_id(self) -> bytes:
+        """Name the run without giving its key away (16 bytes)."""
+        return hashlib.blake2b(b"run id", key=self.run_key, digest_size=16, person=b"fpld v1").digest()
+
+    @property
+    def budget_bytes(self) -> int:
+        """Give the whole bytes that `contexts * bits` bits hold: no payload is longer."""
+        # Exact: a float is a ratio of integers, and m * B in floats could round up past a byte.
+        numerator, denominator = float(self.bits).as_integer_ratio()
+        return self.contexts * numerator // (8 * denominator)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Give the shape [m, V] of the logits."""
+        return self.contexts, self.vocab
+
+
+class Decoded(NamedTuple):
+    """What a codec gives back for a block of contexts.
+
+    `variance` is what the quantization adds to each coordinate, and broadcasts against `values`.
+    """
+
+    values: Reals
+    variance: Reals

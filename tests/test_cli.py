@@ -1,0 +1,133 @@
+"""Commands as their users call them: tables, JSON and nothing else, files, errors with exit code 2."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fpld.cli import COMMANDS, main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COLUMNS = {
+    "fig1": {"sweep", "K", "bits", "kl", "kl_se", "lower", "upper", "data_term"},
+    "fig2": {"total", "policy", "kl", "kl_se"},
+    "refinement": {"scheme", "round", "kl"},
+    "adaptive": {"samples", "ratio", "bound"},
+}
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    result: dict[str, Any] = json.loads(captured.out)
+    assert set(result) == {"command", "rows"}
+    assert all(not isinstance(value, (dict, list)) for row in result["rows"] for value in row.values())
+    return result
+
+
+def test_allocate(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "allocate", "--weights", "1,1,16,16", "--total", "2048", "--vocab", "256")
+    assert result["command"] == "allocate"
+    assert [(row["node"], row["weight"], row["bits"]) for row in result["rows"]] == [
+        (0, 1, 256),
+        (1, 1, 256),
+        (2, 16, 768),
+        (3, 16, 768),
+    ]
+
+
+def test_allocate_with_one_cap_for_all_and_whole_bits(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["allocate", "--weights", "1,3,9", "--total", "1001", "--vocab", "64", "--caps", "400", "--whole"]
+    bits = [row["bits"] for row in run_json(capsys, *arguments)["rows"]]
+    assert sum(bits) == 1001
+    assert max(bits) <= 400
+    assert all(isinstance(value, int) for value in bits)
+
+
+def test_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run_json(capsys, "bounds", "--nodes", "4", "--bits", "4", "--clip", "1", "--vocab", "256")["rows"]
+    value = {(row["statement"], row["quantity"]): row["value"] for row in rows}
+    assert value["Theorem 1", "bandwidth term"] == pytest.approx(1 / 24 / 256)
+    assert value["(SE')", next(q for s, q in value if s == "(SE')")] is True
+    assert {row["statement"] for row in rows} >= {f"Theorem {i}" for i in (1, 2, 3, 5)} | {"Corollary 6", "Lemma 7"}
+    unequal = run_json(capsys, "bounds", "--bits", "2,2,4,4", "--clip", "1,1,4,4")["rows"]
+    assert any(row["statement"] == "Theorem 4" for row in unequal)
+
+
+def test_reproduce_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    result = run_json(capsys, "reproduce", "refinement", "--out", str(tmp_path / "new" / "folder"))
+    assert set(result["rows"][0]) >= COLUMNS["refinement"]
+    with (tmp_path / "new/folder/refinement.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["kl"]) for row in table] == [row["kl"] for row in result["rows"]]
+    assert (tmp_path / "new/folder/refinement.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "new/folder/refinement.svg").read_text()
+
+
+@pytest.mark.slow
+def test_reproduce_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = run_json(capsys, "reproduce", "all", "--out", str(tmp_path))["rows"]
+    for figure, columns in COLUMNS.items():
+        part = [row for row in rows if row["figure"] == figure]
+        assert part
+        assert all(set(row) >= columns for row in part)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".png", ".svg"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["allocate", "--weights", "1,0", "--total", "9", "--vocab", "4"], "weights[1] must be"),
+        (["allocate", "--weights", "1,x", "--total", "9", "--vocab", "4"], "must be numbers with commas"),
+        (["allocate", "--weights", "1,2", "--total", "9", "--vocab", "4", "--caps", "1"], "sum of the caps"),
+        (["allocate", "--weights", "1,2", "--total", "9", "--vocab", "4", "--policy", "best"], "one of inverse"),
+        (["allocate", "--total", "9", "--vocab", "4"], "--weights"),
+        (["bounds", "--bits", "1,2,3", "--nodes", "4"], "--bits must be one number or one for each of 4 nodes"),
+        (["bounds", "--clip", "-1"], "clip"),
+        (["bounds", "--nodes", "0"], "nodes"),
+        (["bounds", "--peak", "2"], "--peak"),
+        (["reproduce", "fig3"], "fig1"),
+        (["reproduce", "refinement", "--seed", "-1"], "--seed"),
+        (["reproduce", "refinement", "--out", "/dev/null/folder"], "--out: cannot write"),
+        (["fly"], "reproduce"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_a_sentence_for_every_argument(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "--json" in capsys.readouterr().out
+
+
+def test_plain_text_when_it_is_not_a_terminal() -> None:
+    arguments = ["allocate", "--weights", "1,2", "--total", "64", "--vocab", "8"]
+    found = subprocess.run(
+        [sys.executable, "-m", "fpld", *arguments],
+        capture_output=True,
+        check=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert b"\x1b" not in found.stdout + found.stderr
+    assert found.stderr == b""

@@ -1,0 +1,79 @@
+"""The package as a whole: a light import, a small front door, examples that run, and docs that tell the truth."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fpld
+from fpld.cli import COMMANDS, parser
+
+ROOT = Path(__file__).parent.parent
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HEAVY = {"torch", "flwr", "transformers", "matplotlib", "rich", "scipy", "numba", "pandas"}
+
+
+def test_import_is_light() -> None:
+    code = "import sys, fpld; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
+    assert not HEAVY & set(loaded)
+
+
+def test_front_door_is_small_and_complete() -> None:
+    assert len(fpld.__all__) <= 30
+    assert all(hasattr(fpld, name) for name in fpld.__all__)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_one_round_is_near_what_theory_says() -> None:
+    found = runpy.run_path(str(ROOT / "examples/one_round.py"))
+    sigma2 = found["variance"].mean() / found["K"]
+    assert found["kl"] == pytest.approx(sigma2 / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_commands_in_the_docs_exist_and_parse(page: Path) -> None:
+    """Every `fpld ...` line of a shell block names a command and arguments that the parser takes."""
+    for block in re.findall(r"```(?:sh|console)\n(.*?)```", page.read_text(), re.DOTALL):
+        for line in re.findall(r"^\s*(?:\$ )?fpld ([^#\n]+)", block, re.MULTILINE):
+            words = line.split()
+            assert words[0] in COMMANDS or words[0].startswith("-"), line
+            parser().parse_args(words)
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_links_to_files_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)
+def test_names_of_code_in_the_docs_exist(page: Path) -> None:
+    """Every `fpld.module.name` in backticks can be imported."""
+    for dotted in re.findall(r"`(fpld\.[a-z_0-9.]+[A-Za-z_0-9]*)`", page.read_text()):
+        if dotted.split(".")[1] in {"allocators", "rules", "codecs"} and dotted.count(".") == 1:
+            continue  # groups of entry points
+        module, _, name = dotted.rpartition(".")
+        try:
+            __import__(dotted)
+        except ImportError:
+            assert hasattr(__import__(module, fromlist=[name]), name), dotted
+
+
+def test_version_stands_in_the_changelog() -> None:
+    assert f"## {fpld.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`?make ([a-z]+)", (ROOT / "README.md").read_text())) <= targets

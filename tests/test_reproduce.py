@@ -1,0 +1,31 @@
+"""Every claim of the paper holds in our numbers, at the paper's sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from fpld.reproduce import REPRODUCTIONS
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize("seed", [pytest.param(0), pytest.param(7, marks=pytest.mark.slow)])
+def test_claims_hold(name: str, seed: int) -> None:
+    reproduction = REPRODUCTIONS[name]
+    ticks: list[None] = []
+    rows = reproduction.simulate(seed, lambda: ticks.append(None))
+    assert [claim for claim in reproduction.claims(rows) if not claim.holds] == []
+    assert len(ticks) == reproduction.steps
+
+
+def test_claims_can_fail() -> None:
+    """A reading that says yes to everything would be worth nothing."""
+    rows = REPRODUCTIONS["fig2"].simulate(0, lambda: None)
+    broken = [{**row, "kl": row["kl"] * (1.3 if row["policy"] == "optimal" else 1)} for row in rows]
+    assert [claim.holds for claim in REPRODUCTIONS["fig2"].claims(broken)] == [False, True, True, True, True]
+    swapped = [{**row, "kl": 1 / row["kl"]} for row in rows]
+    assert not any(claim.holds for claim in REPRODUCTIONS["fig2"].claims(swapped)[:3])
+
+
+def test_same_seed_same_rows() -> None:
+    first, second = (REPRODUCTIONS["refinement"].simulate(3, lambda: None) for _ in range(2))
+    assert first == second

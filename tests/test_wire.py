@@ -1,0 +1,125 @@
+"""Frames: what is not exactly the expected frame is refused with a typed error that says which."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fpld import BudgetError, FrameError, UniformCodec, seal, unseal
+from fpld.wire import HEADER, OVERHEAD
+from tests.helpers import make_plan
+
+PLAN = make_plan()
+PAYLOAD = UniformCodec().encode(np.linspace(-3, 3, 300).reshape(6, 50), PLAN)
+FRAME = seal(PAYLOAD, PLAN, codec=1)
+
+
+def test_payload_comes_back_and_overhead_is_fixed() -> None:
+    assert bytes(unseal(FRAME, PLAN, codec=1)) == PAYLOAD
+    assert len(FRAME) == len(PAYLOAD) + OVERHEAD == len(PAYLOAD) + 104
+
+
+def test_golden_frame() -> None:
+    """The header byte by byte: a change here is a new version of the wire."""
+    header = (
+        b"FPLD" + bytes.fromhex("0100 0100") + PLAN.run_id + bytes.fromhex("03000000 01000000") + bytes(range(32))
+        + bytes.fromhex("06000000 32000000") + struct.pack("<d", 3.0) + struct.pack("<Q", len(PAYLOAD))
+    )  # fmt: skip
+    assert FRAME[: HEADER.size] == header
+    assert PLAN.run_id.hex() == "60292a589e1ff4e1bb2d205a8857b4b4"
+    assert FRAME[-16:].hex() == "ac22374fa35067b1b6113a52c62b0c49"
+
+
+def test_cut_at_every_offset() -> None:
+    for end in range(len(FRAME)):
+        with pytest.raises(FrameError):
+            unseal(FRAME[:end], PLAN, codec=1)
+
+
+def test_every_flipped_bit() -> None:
+    for place in range(8 * len(FRAME)):
+        altered = bytearray(FRAME)
+        altered[place // 8] ^= 1 << place % 8
+        with pytest.raises(FrameError):
+            unseal(bytes(altered), PLAN, codec=1)
+
+
+@given(st.binary(max_size=2 * len(FRAME)))
+def test_arbitrary_bytes(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        unseal(data, PLAN, codec=1)
+
+
+@given(st.binary(max_size=200))
+def test_trailing_bytes(data: bytes) -> None:
+    if data:
+        with pytest.raises(FrameError):
+            unseal(FRAME + data, PLAN, codec=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("run id", {"run_key": b"another run key!"}),
+        ("round", {"round": 4}),
+        ("node", {"node": 2}),
+        ("probe digest", {"probe": bytes(32)}),
+        ("contexts", {"contexts": 7}),
+        ("vocab", {"vocab": 51}),
+        ("clip", {"clip": 2.0}),
+        ("clip", {"clip": None}),
+    ],
+)
+def test_a_frame_of_another_plan_is_refused_and_named(field: str, change: dict[str, Any]) -> None:
+    with pytest.raises(FrameError, match=f"frame's {field} must be"):
+        unseal(FRAME, make_plan(bits=200.0, **change), codec=1)
+
+
+def test_other_codec_version_and_key_are_named() -> None:
+    with pytest.raises(FrameError, match="codec must be 2, got 1"):
+        unseal(FRAME, PLAN, codec=2)
+    with pytest.raises(FrameError, match="this build reads version 1"):
+        unseal(FRAME[:4] + b"\x02\x00" + FRAME[6:], PLAN, codec=1)
+    with pytest.raises(FrameError, match="another key"):
+        unseal(FRAME, PLAN, codec=1, key=b"secret")
+    sealed = seal(PAYLOAD, PLAN, codec=1, key=b"secret")
+    assert bytes(unseal(sealed, PLAN, codec=1, key=b"secret")) == PAYLOAD
+
+
+@pytest.mark.parametrize(
+    "other", [b"\x80\x04\x95" + bytes(150), b"\x93NUMPY" + bytes(150), json.dumps({"a": [1] * 50}).encode()]
+)
+def test_other_formats_are_refused_at_the_magic(other: bytes) -> None:
+    with pytest.raises(FrameError, match="magic"):
+        unseal(other, PLAN, codec=1)
+
+
+def test_over_budget_is_refused_at_both_ends() -> None:
+    with pytest.raises(BudgetError, match="at most 88 bytes"):
+        seal(bytes(89), PLAN, codec=1)
+    larger = seal(bytes(100), make_plan(bits=140.0), codec=1)
+    with pytest.raises(FrameError, match="budget"):
+        unseal(larger, PLAN, codec=1)
+
+
+def test_a_claim_of_huge_sizes_moves_no_memory() -> None:
+    fields = list(HEADER.unpack_from(FRAME))
+    fields[7], fields[8], fields[10] = 2**32 - 1, 2**24, 2**63
+    hostile = HEADER.pack(*fields) + FRAME[HEADER.size :]
+    tracemalloc.start()
+    with pytest.raises(FrameError, match="contexts"):
+        unseal(hostile, PLAN, codec=1)
+    assert tracemalloc.get_traced_memory()[1] < 100_000
+    tracemalloc.stop()
+
+
+def test_budget_is_exact_where_floats_would_round_up() -> None:
+    # 3 * 5.333... rounds to 16.0 in floats; the exact product is below, so only one whole byte fits.
+    assert make_plan(contexts=3, vocab=2, bits=np.nextafter(16 / 3, 0)).budget_bytes == 1
