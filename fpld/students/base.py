@@ -158,7 +158,8 @@ class Student(ABC):
         `rate` replaces the learning rate of the configuration (later rounds do better with a lower one).
         """
         check_training(steps, seed, rate)
-        return self._finetune(check_tokens(tokens, self.vocab, self.window + 1), steps, seed, rate, progress)
+        tokens = check_tokens(tokens, self.vocab, self.window + 1)
+        return check_finite(self._finetune(tokens, steps, seed, rate, progress))
 
     def distill(
         self,
@@ -176,7 +177,7 @@ class Student(ABC):
 
         `target_logits` is [S*T, V], in the order of `logits`; log-probabilities will do, since softmax does
         not see a constant. With `public_weight` > 0 each step adds that multiple of the cross entropy of a
-        minibatch of the `public` text.
+        minibatch of the `public` text, and so does the value that is returned.
         """
         check_training(steps, seed, rate)
         sequences = check_sequences(sequences, self.vocab, self.longest)
@@ -189,7 +190,9 @@ class Student(ABC):
             public = check_tokens(public, self.vocab, self.window + 1, name="public")
         else:
             public = None
-        return self._distill(sequences, targets, steps, seed, rate, public, public_weight, progress)
+        return check_finite(
+            self._distill(sequences, targets, steps, seed, rate, public, public_weight, progress)
+        )
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace all parameters; they are checked first, so that a refusal changes nothing."""
@@ -260,6 +263,13 @@ def check_training(steps: int, seed: int, rate: float | None) -> None:
     check_count("seed", seed, 0)
     if rate is not None and not 0 < rate < np.inf:
         raise InputError(f"rate must be a positive number, or None for the student's own, got {rate!r}")
+
+
+def check_finite(loss: float) -> float:
+    """Return the loss of a training that went well; a student that diverged must not be used any further."""
+    if not np.isfinite(loss):
+        raise InputError(f"rate must be lower: training diverged, with a loss of {loss}; load the last state")
+    return loss
 
 
 def _check_ids(name: str, ids: np.ndarray, vocab: int, ndim: int) -> np.ndarray:

@@ -189,6 +189,12 @@ class Transformer(Student):
         other._set_state(self.state())
         return other
 
+    def to(self, device: str) -> Self:
+        """Move to a device ("auto", "cpu" or "cuda") in place; a file is always loaded to the CPU."""
+        self.device = pick_device(device)
+        self._network.to(self.device)
+        return self
+
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of all weights, float32, by name."""
         return {name: value.detach().cpu().numpy().copy() for name, value in self._network.named_parameters()}

@@ -132,6 +132,11 @@ def test_finetuning_lowers_the_loss_of_other_text_from_the_same_source(row: Row,
     assert seen == [(i + 1, row.steps) for i in range(row.steps)]
 
 
+def test_training_that_diverges_is_an_error(student: Student) -> None:
+    with np.errstate(all="ignore"), pytest.raises(InputError, match="rate must be lower"):
+        student.finetune(text(6), steps=10, seed=0, rate=1e38)
+
+
 def test_distilling_lowers_the_divergence_from_the_target(row: Row, student: Student) -> None:
     teacher = row.make(4)
     teacher.finetune(text(6), steps=row.steps, seed=0)

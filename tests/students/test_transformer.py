@@ -68,6 +68,8 @@ def test_devices() -> None:
     with pytest.raises(InputError, match="device must"):
         Transformer(CONFIG, seed=0, device="tpu")
     auto = Transformer(CONFIG, seed=0, device="auto")
+    assert auto.to("cpu").copy().device == torch.device("cpu")
+    auto.to("auto")
     assert str(auto.device) == ("cuda" if torch.cuda.is_available() else "cpu")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="finds no GPU"):
