@@ -1,0 +1,321 @@
+"""The contract of a student: a language model that can be fine-tuned, asked for logits and distilled.
+
+A student works on token ids. A text is a stream of them, `tokens` [n]; a probe set is `sequences` [S, T], in
+which *every position is a context*: row s*T + t of the logits [S*T, V] is about the token that follows
+sequences[s, :t+1]. So one pass over a sequence answers T contexts.
+
+A student is deterministic: the same calls with the same seeds give the same bits on the same machine (with
+one thread). It keeps nothing between calls but its parameters, so `state()` is a checkpoint.
+"""
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from fpld.errors import InputError
+from fpld.students.files import read_arrays, write_arrays
+
+VERSION = "1"
+"""The version of the model files; a file of another version is refused."""
+
+Progress = Callable[[int, int, float], None]
+"""Called after each training step with (steps done, steps in all, loss of this step)."""
+
+
+class Student(ABC):
+    """A language model over `vocab` token ids, with parameters that can be sent, averaged and stored.
+
+    A new kind of student gives the abstract methods below and a frozen dataclass as `Config`, with at least
+    `vocab` and the number of `parameters`; the rest, with its checks, is here. Public methods validate; those
+    with an underscore trust their arguments.
+    """
+
+    kind: ClassVar[str]
+    Config: ClassVar[type[Any]]
+
+    @property
+    @abstractmethod
+    def config(self) -> Any:
+        """Return the frozen dataclass from which an equal student can be made."""
+
+    @property
+    @abstractmethod
+    def window(self) -> int:
+        """Return how many tokens of context training uses: `finetune` needs a text of window + 1 tokens."""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int | None:
+        """Return the longest sequence that can be evaluated, or None where there is no limit."""
+
+    @classmethod
+    @abstractmethod
+    def _make(cls, config: Any) -> Self:
+        """Make a student whose parameters do not matter, since a state is loaded next."""
+
+    @abstractmethod
+    def state(self) -> dict[str, np.ndarray]:
+        """Return a copy of all parameters, float32, by name."""
+
+    @abstractmethod
+    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take over parameters that `load_state` has checked."""
+
+    @abstractmethod
+    def _block(self, sequences: np.ndarray) -> np.ndarray:
+        """Return the logits [S*T, V] of a few sequences [S, T], float32."""
+
+    @abstractmethod
+    def _finetune(
+        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
+    ) -> float:
+        """Do the work of `finetune`."""
+
+    @abstractmethod
+    def _distill(
+        self,
+        sequences: np.ndarray,
+        targets: np.ndarray,
+        steps: int,
+        seed: int,
+        rate: float | None,
+        public: np.ndarray | None,
+        public_weight: float,
+        progress: Progress | None,
+    ) -> float:
+        """Do the work of `distill`, with targets [S, T, V]."""
+
+    @property
+    def vocab(self) -> int:
+        """Return V, the number of token ids."""
+        return int(self.config.vocab)
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters, which is what FedAvg would send."""
+        return int(self.config.parameters)
+
+    def logit_blocks(self, sequences: np.ndarray, *, rows: int = 4096) -> Iterator[np.ndarray]:
+        """Yield the rows of `logits` in order, by whole sequences: at most `rows` rows, or one sequence."""
+        sequences = check_sequences(sequences, self.vocab, self.longest)
+        check_count("rows", rows, 1)
+        return self._blocks(sequences, max(1, rows // sequences.shape[1]))
+
+    def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
+        for start in range(0, len(sequences), size):
+            yield self._block(sequences[start : start + size])
+
+    def logits(self, sequences: np.ndarray) -> np.ndarray:
+        """Return the logits [S*T, V] for every position of the sequences [S, T], float32."""
+        blocks = self.logit_blocks(sequences)
+        count, length = np.shape(sequences)
+        out, start = np.empty((count * length, self.vocab), np.float32), 0
+        for block in blocks:  # one copy in memory at any time, and one block
+            out[start : start + len(block)] = block
+            start += len(block)
+        return out
+
+    def loss(self, tokens: np.ndarray, length: int) -> tuple[float, int]:
+        """Return (nats, count): the cross entropy summed over all tokens but the first, and their number.
+
+        The text is cut into windows of `length` tokens that see only themselves; the last may be shorter.
+        """
+        check_count("length", length, 1)
+        tokens = check_tokens(tokens, self.vocab, length + 1)
+        count = len(tokens) - 1
+        whole = count // length * length
+        nats = 0.0
+        for start, stop in ((0, whole), (whole, count)):
+            if start < stop:
+                width = length if start == 0 else stop - start
+                nats += self._nats(tokens[start:stop].reshape(-1, width), tokens[start + 1 : stop + 1])
+        return nats, count
+
+    def _nats(self, sequences: np.ndarray, following: np.ndarray) -> float:
+        nats, start = 0.0, 0
+        for block in self.logit_blocks(sequences):
+            chosen = block[np.arange(len(block)), following[start : start + len(block)]]
+            nats += float(np.sum(log_sum_exp(block) - chosen, dtype=np.float64))
+            start += len(block)
+        return nats
+
+    def finetune(
+        self,
+        tokens: np.ndarray,
+        *,
+        steps: int,
+        seed: int,
+        rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> float:
+        """Train on a text for `steps` minibatches; return the mean loss of the last tenth, in nats.
+
+        `rate` replaces the learning rate of the configuration (later rounds do better with a lower one).
+        """
+        check_training(steps, seed, rate)
+        tokens = check_tokens(tokens, self.vocab, self.window + 1)
+        return check_finite(self._finetune(tokens, steps, seed, rate, progress))
+
+    def distill(
+        self,
+        sequences: np.ndarray,
+        target_logits: np.ndarray,
+        *,
+        steps: int,
+        seed: int,
+        rate: float | None = None,
+        public: np.ndarray | None = None,
+        public_weight: float = 0.0,
+        progress: Progress | None = None,
+    ) -> float:
+        """Minimise KL(softmax(target) || student) over a probe set; return its mean in the last tenth.
+
+        `target_logits` is [S*T, V], in the order of `logits`; log-probabilities will do, since softmax does
+        not see a constant. With `public_weight` > 0 each step adds that multiple of the cross entropy of a
+        minibatch of the `public` text, and so does the value that is returned.
+        """
+        check_training(steps, seed, rate)
+        sequences = check_sequences(sequences, self.vocab, self.longest)
+        targets = check_targets(target_logits, sequences, self.vocab)
+        if not np.isfinite(public_weight) or public_weight < 0:
+            raise InputError(f"public_weight must be a number of at least 0, got {public_weight!r}")
+        if public_weight > 0:
+            if public is None:
+                raise InputError("public must be a text when public_weight > 0, got None; pass its tokens")
+            public = check_tokens(public, self.vocab, self.window + 1, name="public")
+        else:
+            public = None
+        return check_finite(
+            self._distill(sequences, targets, steps, seed, rate, public, public_weight, progress)
+        )
+
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace all parameters; they are checked first, so that a refusal changes nothing."""
+        own = self.state()
+        if state.keys() != own.keys():
+            raise InputError(f"state must hold the arrays {sorted(own)}, got {sorted(state)}")
+        for name, array in state.items():
+            if np.shape(array) != own[name].shape:
+                raise InputError(f"state[{name!r}] must have shape {own[name].shape}, got {np.shape(array)}")
+            if not np.issubdtype(np.asarray(array).dtype, np.floating) or not np.isfinite(array).all():
+                raise InputError(f"state[{name!r}] must hold finite floats; train or load it again")
+        self._set_state({name: np.asarray(array, np.float32) for name, array in state.items()})
+
+    def copy(self) -> Self:
+        """Return a student with the same parameters that shares none of them."""
+        other = self._make(self.config)
+        other._set_state(self.state())
+        return other
+
+    def save(self, path: str | Path) -> None:
+        """Write the student to a safetensors file; its configuration is in the metadata."""
+        config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
+        write_arrays(path, self.state(), {"kind": self.kind, "version": VERSION, "config": config})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a student of this kind from a file; anything but a whole and sound one raises InputError."""
+        state, metadata = read_arrays(path)
+        for key, value in (("kind", cls.kind), ("version", VERSION)):
+            if metadata.get(key) != value:
+                raise InputError(f"{path}: {key} must be {value!r}, got {metadata.get(key)!r}")
+        try:
+            config = cls.Config(**json.loads(metadata["config"]))
+            # Before anything is made: a lying configuration must not make us allocate.
+            _check_size(config.parameters, sum(array.size for array in state.values()))
+            student = cls._make(config)
+            student.load_state(state)
+        except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"{path}: must hold a sound {cls.kind} student, but {error}") from error
+        return student
+
+
+def log_sum_exp(rows: np.ndarray) -> np.ndarray:
+    """Return log(sum(exp(row))) for each row, without overflow."""
+    top = rows.max(axis=1, keepdims=True)
+    return np.asarray(top[:, 0] + np.log(np.exp(rows - top).sum(axis=1)))
+
+
+def tail_mean(losses: list[float]) -> float:
+    """Return the mean of the last tenth of the losses, which is less noisy than the last alone."""
+    return float(np.mean(losses[-max(1, len(losses) // 10) :]))
+
+
+def _check_size(asked: int, there: int) -> None:
+    if asked != there:
+        raise InputError(f"its configuration asks for {asked} parameters and it holds {there}")
+
+
+def check_count(name: str, value: int, least: int) -> None:
+    """Refuse a value that is not an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_training(steps: int, seed: int, rate: float | None) -> None:
+    """Refuse step counts, seeds and learning rates that cannot be used."""
+    check_count("steps", steps, 1)
+    check_count("seed", seed, 0)
+    if rate is not None and not 0 < rate < np.inf:
+        raise InputError(f"rate must be a positive number, or None for the student's own, got {rate!r}")
+
+
+def check_finite(loss: float) -> float:
+    """Return the loss of a training that went well; a student that diverged must not be used any further."""
+    if not np.isfinite(loss):
+        raise InputError(f"rate must be lower: training diverged, with a loss of {loss}; load the last state")
+    return loss
+
+
+def _check_ids(name: str, ids: np.ndarray, vocab: int, ndim: int) -> np.ndarray:
+    ids = np.asarray(ids)
+    if ids.ndim != ndim or not np.issubdtype(ids.dtype, np.integer):
+        raise InputError(
+            f"{name} must be integers with {ndim} dimension(s), got {ids.dtype} with shape {ids.shape}"
+        )
+    if ids.size and (ids.min() < 0 or ids.max() >= vocab):
+        raise InputError(
+            f"{name} must hold token ids of 0 to {vocab - 1}, got {ids.min()} to {ids.max()}; "
+            "use the tokenizer that this student's vocabulary comes from"
+        )
+    return ids.astype(np.int32, copy=False)
+
+
+def check_tokens(tokens: np.ndarray, vocab: int, least: int, *, name: str = "tokens") -> np.ndarray:
+    """Return a text as int32 [n], or raise InputError when it is no text of at least `least` tokens."""
+    tokens = _check_ids(name, tokens, vocab, 1)
+    if len(tokens) < least:
+        raise InputError(
+            f"{name} must hold at least {least} tokens, a window and one more, got {len(tokens)}"
+        )
+    return tokens
+
+
+def check_sequences(sequences: np.ndarray, vocab: int, longest: int | None) -> np.ndarray:
+    """Return a probe set as int32 [S, T], or raise InputError when the student cannot evaluate it."""
+    sequences = _check_ids("sequences", sequences, vocab, 2)
+    if sequences.size == 0:
+        raise InputError(f"sequences must hold at least one context, got shape {sequences.shape}")
+    if longest is not None and sequences.shape[1] > longest:
+        raise InputError(f"sequences must be at most {longest} tokens long, got {sequences.shape[1]}")
+    return sequences
+
+
+def check_targets(targets: np.ndarray, sequences: np.ndarray, vocab: int) -> np.ndarray:
+    """Return target logits as float32 [S, T, V], or raise InputError when they do not fit the sequences."""
+    targets = np.asarray(targets)
+    count, length = sequences.shape
+    if targets.shape != (count * length, vocab) or not np.issubdtype(targets.dtype, np.floating):
+        raise InputError(
+            f"target_logits must be a float array of shape {(count * length, vocab)}, one row for each "
+            f"position of sequences, got {targets.dtype} with shape {targets.shape}"
+        )
+    # A sum is finite only if no element is NaN, and needs no mask of the size of the targets.
+    if not np.isfinite(targets.max(axis=1).sum(dtype=np.float64) + targets.min(axis=1).sum(dtype=np.float64)):
+        raise InputError("target_logits must be finite; floor log-probabilities instead of passing -inf")
+    return targets.astype(np.float32, copy=False).reshape(count, length, vocab)

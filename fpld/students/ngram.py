@@ -1,0 +1,235 @@
+"""An n-gram softmax-linear model in NumPy: the paper's parametric family, quick to train.
+
+The logits of a context are linear in the parameters: a bias and, for each order k, the row of a table that
+the last k tokens choose,
+
+    logits(x_1..x_t) = bias + sum over k of table[k, hash(x_{t-k+1}..x_t)].
+
+A context shorter than k is padded with an id that no token has. Contexts of order 1 have rows of their own
+where `buckets` exceeds the vocabulary; longer ones are hashed, in integers: the same row on every machine.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from fpld.errors import InputError
+from fpld.students.base import Progress, Student, check_count, tail_mean
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
+MAX_PARAMETERS = 1 << 28
+
+
+@dataclass(frozen=True)
+class NGramConfig:
+    """Give the size of an n-gram model and how it is trained: Adagrad on minibatches of `batch` contexts."""
+
+    vocab: int
+    order: int = 3
+    buckets: int = 2048
+    batch: int = 256
+    rate: float = 2.0
+    distill_rate: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "order", "buckets", "batch"):
+            check_count(name, getattr(self, name), 2 if name == "vocab" else 1)
+        for name in ("rate", "distill_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
+        if self.parameters > MAX_PARAMETERS:
+            raise InputError(
+                f"order * buckets * vocab must be at most {MAX_PARAMETERS}, got {self.parameters}"
+            )
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters."""
+        return (1 + self.order * self.buckets) * self.vocab
+
+
+class NGram(Student):
+    """A softmax-linear model of hashed n-gram contexts, zero at the start: every token equally likely.
+
+    >>> student = NGram(NGramConfig(vocab=4, buckets=16))
+    >>> text = np.tile(np.arange(4, dtype=np.int32), 50)
+    >>> student.finetune(text, steps=50, seed=0) < 0.1
+    True
+    >>> student.logits(np.array([[0, 1, 2]], np.int32)).argmax(axis=1)
+    array([1, 2, 3])
+    """
+
+    kind = "ngram"
+    Config = NGramConfig
+
+    def __init__(self, config: NGramConfig) -> None:
+        self._config = config
+        self._bias = np.zeros(config.vocab, np.float32)
+        self._table = np.zeros((config.order, config.buckets, config.vocab), np.float32)
+
+    @property
+    def config(self) -> NGramConfig:
+        """Return the configuration."""
+        return self._config
+
+    @property
+    def window(self) -> int:
+        """Return the order: the number of tokens that a prediction depends on."""
+        return self._config.order
+
+    @property
+    def longest(self) -> int | None:
+        """Return None: sequences of any length can be evaluated."""
+        return None
+
+    @classmethod
+    def _make(cls, config: NGramConfig) -> Self:
+        return cls(config)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return a copy of the bias [V] and the table [order, buckets, V]."""
+        return {"bias": self._bias.copy(), "table": self._table.copy()}
+
+    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        self._bias, self._table = state["bias"].copy(), state["table"].copy()
+
+    def _block(self, sequences: np.ndarray) -> np.ndarray:
+        return self._logits(self._rows(sequences).reshape(-1, self._config.order))
+
+    def _rows(self, sequences: np.ndarray) -> np.ndarray:
+        """Return for every position of sequences [S, T] its row in the table of each order: [S, T, order]."""
+        count, length = sequences.shape
+        order, buckets = self._config.order, np.uint64(self._config.buckets)
+        padded = np.full((count, order + length), self._config.vocab, np.uint64)
+        padded[:, order:] = sequences
+        rows = np.empty((count, length, order), np.int64)
+        key = np.zeros((count, length), np.uint64)
+        for k in range(order):
+            key = key * np.uint64(self._config.vocab + 1) + padded[:, order - k : order - k + length]
+            rows[:, :, k] = key % buckets if k == 0 else ((key * _MULTIPLIER) >> np.uint64(32)) % buckets
+        return rows
+
+    def _logits(self, rows: np.ndarray) -> np.ndarray:
+        """Return the logits [n, V] of contexts by their rows [n, order]."""
+        out = self._bias + self._table[0, rows[:, 0]]
+        for k in range(1, self._config.order):
+            out += self._table[k, rows[:, k]]
+        return np.asarray(out)
+
+    def _finetune(
+        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
+    ) -> float:
+        rng = np.random.default_rng(seed)
+        rows = self._rows(tokens[None, :-1])[0]  # [n-1, order]
+
+        def batch() -> Batch:
+            return text_batch(rows, tokens, self._config, rng, 1.0)
+
+        return self._train([batch], steps, rate or self._config.rate, progress)
+
+    def _distill(
+        self,
+        sequences: np.ndarray,
+        targets: np.ndarray,
+        steps: int,
+        seed: int,
+        rate: float | None,
+        public: np.ndarray | None,
+        public_weight: float,
+        progress: Progress | None,
+    ) -> float:
+        rng = np.random.default_rng(seed)
+        rows = self._rows(sequences).reshape(-1, self._config.order)
+        flat = targets.reshape(len(rows), -1)
+
+        def probe_batch() -> Batch:
+            chosen = rng.integers(len(rows), size=self._config.batch)
+            p = softmax(flat[chosen])
+            entropy = -float(np.sum(p * np.log(np.maximum(p, np.finfo(np.float32).tiny)), dtype=np.float64))
+            return Batch(rows[chosen], p, entropy / len(chosen), 1.0)
+
+        batches = [probe_batch]
+        if public is not None:
+            text, text_rows = public, self._rows(public[None, :-1])[0]
+            batches.append(lambda: text_batch(text_rows, text, self._config, rng, public_weight))
+        return self._train(batches, steps, rate or self._config.distill_rate, progress)
+
+    def _train(
+        self, batches: list[Callable[[], "Batch"]], steps: int, rate: float, progress: Progress | None
+    ) -> float:
+        """Take Adagrad steps; its sums start anew with each call, so the parameters are all the state."""
+        bias_sum, table_sum = np.zeros(1, np.float32), np.zeros(self._table.shape[:2], np.float32)
+        losses = []
+        for step in range(steps):
+            drawn = [batch() for batch in batches]
+            rows = np.concatenate([batch.rows for batch in drawn])
+            q = softmax(self._logits(rows))
+            gradient, value, start = np.empty_like(q), 0.0, 0
+            for batch in drawn:
+                part = slice(start, start + len(batch.rows))
+                value += batch.weight * batch.divergence(q[part])
+                np.subtract(q[part], batch.p, out=gradient[part])
+                gradient[part] *= batch.weight
+                start = part.stop
+            # Linear decay: the last steps average over the noise of the minibatches.
+            self._step(rows, gradient, rate * (1.0 - step / steps), bias_sum, table_sum)
+            losses.append(value)
+            if progress is not None:
+                progress(step + 1, steps, value)
+        return tail_mean(losses)
+
+    def _step(
+        self, rows: np.ndarray, gradient: np.ndarray, rate: float, bias_sum: np.ndarray, table_sum: np.ndarray
+    ) -> None:
+        """Move the bias, and each table row that occurs, by its summed gradient [n, V]; rows [n, order]."""
+        move(self._bias[None], bias_sum, gradient.sum(axis=0, keepdims=True), np.zeros(1, np.int64), rate)
+        for k in range(self._config.order):
+            order = np.argsort(rows[:, k], kind="stable")
+            chosen, first = np.unique(rows[order, k], return_index=True)
+            total = np.add.reduceat(gradient[order], first, axis=0)  # [unique rows, V]
+            move(self._table[k], table_sum[k], total, chosen, rate)
+
+
+def move(table: np.ndarray, sums: np.ndarray, gradient: np.ndarray, chosen: np.ndarray, rate: float) -> None:
+    """Take an Adagrad step on the chosen rows of a table [n, V], in place.
+
+    A row has one scale, its sum of squared gradient norms, not one for each entry: a token that never follows
+    would otherwise move as far as one that always does.
+    """
+    sums[chosen] += np.square(gradient).sum(axis=1)
+    table[chosen] -= (rate / (np.sqrt(sums[chosen]) + 1e-6))[:, None] * gradient
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Hold contexts by their rows [n, order], what to fit p [n, V], its mean entropy, and its weight."""
+
+    rows: np.ndarray
+    p: np.ndarray
+    entropy: float
+    weight: float
+
+    def divergence(self, q: np.ndarray) -> float:
+        """Return the mean of KL(p || q) over the contexts, in nats; for one-hot p, the cross entropy."""
+        log_q = np.log(np.maximum(q, np.finfo(np.float32).tiny))
+        return -float(np.sum(self.p * log_q, dtype=np.float64)) / len(q) - self.entropy
+
+
+def text_batch(
+    rows: np.ndarray, tokens: np.ndarray, config: NGramConfig, rng: np.random.Generator, weight: float
+) -> Batch:
+    """Draw positions of a text: their contexts, and the tokens that follow as one-hot rows."""
+    chosen = rng.integers(len(rows), size=config.batch)
+    p = np.zeros((config.batch, config.vocab), np.float32)
+    p[np.arange(config.batch), tokens[chosen + 1]] = 1.0
+    return Batch(rows[chosen], p, 0.0, weight)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Return the probabilities of each row of logits."""
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    return np.asarray(p)

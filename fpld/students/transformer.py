@@ -1,0 +1,296 @@
+"""A small decoder-only transformer in PyTorch: pre-norm, rotary positions, tied embeddings, AdamW.
+
+Shapes in the comments: B sequences of T tokens, width C, H heads of C/H, vocabulary V.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from fpld.errors import InputError, MissingExtraError
+from fpld.students.base import Progress, Student, check_count, tail_mean
+
+try:
+    import torch
+    import torch.nn.functional as F  # noqa: N812  # its usual name
+    from torch import Tensor, nn
+except ImportError as error:
+    raise MissingExtraError("the transformer student", "torch") from error
+
+
+MAX_LENGTH = 1 << 16
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Give the size of a transformer and how it is trained.
+
+    `length` is the longest context in tokens, and the window of training. `rate` and `distill_rate` are the
+    highest learning rates of `finetune` and `distill`: each call warms up over its first tenth, then falls
+    linearly to a fiftieth of it.
+    """
+
+    vocab: int
+    layers: int = 2
+    width: int = 96
+    heads: int = 4
+    length: int = 32
+    batch: int = 8
+    rate: float = 6e-3
+    distill_rate: float = 6e-3
+    weight_decay: float = 0.1
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab", "layers", "width", "heads", "length", "batch"):
+            check_count(name, getattr(self, name), 2 if name == "vocab" else 1)
+        if self.length > MAX_LENGTH:
+            raise InputError(f"length must be at most {MAX_LENGTH}, got {self.length}")
+        if self.width % (2 * self.heads):
+            raise InputError(f"width must be a multiple of 2 * heads = {2 * self.heads}, got {self.width}")
+        for name in ("rate", "distill_rate", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay!r}")
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of parameters."""
+        return self.vocab * self.width + self.layers * (12 * self.width + 2) * self.width + self.width
+
+
+def use_threads(count: int) -> None:
+    """Let PyTorch use `count` threads in this process; one per node is fastest, and bits depend on it."""
+    check_count("count", count, 1)
+    torch.set_num_threads(count)
+
+
+class Block(nn.Module):
+    """One layer: attention over earlier positions, then a two-layer perceptron, each added to the stream."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attend_norm = nn.Parameter(torch.empty(width))
+        self.qkv = nn.Parameter(torch.empty(3 * width, width))
+        self.attend_out = nn.Parameter(torch.empty(width, width))
+        self.mlp_norm = nn.Parameter(torch.empty(width))
+        self.mlp_in = nn.Parameter(torch.empty(4 * width, width))
+        self.mlp_out = nn.Parameter(torch.empty(width, 4 * width))
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Map the stream x [B, T, C] to the next layer's."""
+        B, T, C = x.shape
+        y = F.linear(F.rms_norm(x, (C,), self.attend_norm), self.qkv)  # [B, T, 3C]
+        q, k, v = y.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each [B, H, T, C/H]
+        a = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        x = x + F.linear(a.transpose(1, 2).reshape(B, T, C), self.attend_out)
+        y = look_back(F.rms_norm(x, (C,), self.mlp_norm))
+        y = F.relu(F.linear(y, self.mlp_in)).square()  # [B, T, 4C]; as good as GELU and cheaper
+        return x + F.linear(y, self.mlp_out)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn pairs of coordinates of x [B, H, T, D] by angles that grow with position; cos, sin [T, D/2]."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+def look_back(x: Tensor) -> Tensor:
+    """Take half of the channels of x [B, T, C] from the token before, so that pairs are learnt at once."""
+    half = x.shape[-1] // 2
+    return torch.cat((x[..., :half], F.pad(x[:, :-1, half:], (0, 0, 1, 0))), dim=-1)
+
+
+class Network(nn.Module):
+    """The layers between token ids [B, T] and logits [B, T, V]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.empty(config.vocab, config.width))
+        self.blocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
+        self.norm = nn.Parameter(torch.empty(config.width))
+        half = config.width // config.heads // 2
+        angle = torch.outer(torch.arange(config.length), 10000.0 ** (-torch.arange(half) / half))  # [T, D/2]
+        self.register_buffer("cos", angle.cos(), persistent=False)
+        self.register_buffer("sin", angle.sin(), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Map token ids [B, T] to the logits [B, T, V] of the tokens that follow."""
+        T = ids.shape[1]
+        x = F.embedding(ids, self.embedding)  # [B, T, C]
+        x = F.rms_norm(x, x.shape[-1:])  # a tied embedding is small: without this, early training stalls
+        for block in self.blocks:
+            x = block(x, self.cos[:T], self.sin[:T])
+        x = F.rms_norm(x, x.shape[-1:], self.norm)
+        return F.linear(x, self.embedding)  # the embedding is tied: a third of the parameters at V = 1024
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        """Draw all weights; what adds to the stream starts small, so depth does no harm."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm"):
+                parameter.fill_(1.0)
+            else:
+                scale = 0.05 if name == "embedding" else parameter.shape[1] ** -0.5
+                if name.endswith("_out"):
+                    scale *= 0.5 * len(self.blocks) ** -0.5
+                parameter.normal_(0.0, scale, generator=generator)
+
+
+class Transformer(Student):
+    """A decoder-only transformer.
+
+    >>> student = Transformer(TransformerConfig(vocab=256, layers=1, width=16, heads=2, length=8), seed=0)
+    >>> student.logits(np.zeros((3, 8), np.int32)).shape
+    (24, 256)
+    """
+
+    kind = "transformer"
+    Config = TransformerConfig
+
+    def __init__(self, config: TransformerConfig, *, seed: int, device: str = "cpu") -> None:
+        check_count("seed", seed, 0)
+        self._config = config
+        self.device = pick_device(device)
+        self._network = Network(config)
+        self._network.initialise(torch.Generator().manual_seed(seed))
+        self._network.to(self.device)
+
+    @property
+    def config(self) -> TransformerConfig:
+        """Return the configuration."""
+        return self._config
+
+    @property
+    def window(self) -> int:
+        """Return the length of a training window."""
+        return self._config.length
+
+    @property
+    def longest(self) -> int | None:
+        """Return the longest context."""
+        return self._config.length
+
+    @classmethod
+    def _make(cls, config: TransformerConfig) -> Self:
+        return cls(config, seed=0)
+
+    def copy(self) -> Self:
+        """Return a student with the same parameters, on the same device, that shares none of them."""
+        other = type(self)(self._config, seed=0, device=str(self.device))
+        other._set_state(self.state())
+        return other
+
+    def to(self, device: str) -> Self:
+        """Move to a device ("auto", "cpu" or "cuda") in place; a file is always loaded to the CPU."""
+        self.device = pick_device(device)
+        self._network.to(self.device)
+        return self
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return a copy of all weights, float32, by name."""
+        return {name: value.detach().cpu().numpy().copy() for name, value in self._network.named_parameters()}
+
+    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
+        with torch.no_grad():
+            for name, parameter in self._network.named_parameters():
+                parameter.copy_(torch.tensor(state[name]))
+
+    @torch.inference_mode()
+    def _block(self, sequences: np.ndarray) -> np.ndarray:
+        out: np.ndarray = self._network(self._ids(sequences)).cpu().numpy()
+        return out.reshape(-1, self._config.vocab)
+
+    def _ids(self, ids: np.ndarray) -> Tensor:
+        return torch.from_numpy(ids.astype(np.int64)).to(self.device)
+
+    def _finetune(
+        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
+    ) -> float:
+        rng = np.random.default_rng(seed)
+        return self._train(lambda: self._text_loss(tokens, rng), steps, rate or self._config.rate, progress)
+
+    def _text_loss(self, tokens: np.ndarray, rng: np.random.Generator) -> Tensor:
+        """Return the cross entropy of windows that start at random places."""
+        starts = rng.integers(len(tokens) - self.window, size=self._config.batch)
+        windows = self._ids(tokens[starts[:, None] + np.arange(self.window + 1)])  # [B, T+1]
+        return F.cross_entropy(self._network(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+    def _distill(
+        self,
+        sequences: np.ndarray,
+        targets: np.ndarray,
+        steps: int,
+        seed: int,
+        rate: float | None,
+        public: np.ndarray | None,
+        public_weight: float,
+        progress: Progress | None,
+    ) -> float:
+        rng = np.random.default_rng(seed)
+        order = np.empty(0, np.int64)
+
+        def loss() -> Tensor:
+            nonlocal order
+            if len(order) < self._config.batch:  # every sequence once before any twice
+                order = np.concatenate([order, rng.permutation(len(sequences))])
+            chosen, order = order[: self._config.batch], order[self._config.batch :]
+            kl = self._divergence(sequences[chosen], targets[chosen])
+            return kl if public is None else kl + public_weight * self._text_loss(public, rng)
+
+        return self._train(loss, steps, rate or self._config.distill_rate, progress)
+
+    def _divergence(self, sequences: np.ndarray, targets: np.ndarray) -> Tensor:
+        """Return the mean over contexts of KL(softmax(targets) || student), with targets [B, T, V]."""
+        log_p = F.log_softmax(torch.from_numpy(targets).to(self.device), dim=-1)
+        log_q = F.log_softmax(self._network(self._ids(sequences)), dim=-1)
+        return F.kl_div(log_q.flatten(0, 1), log_p.flatten(0, 1), reduction="batchmean", log_target=True)
+
+    def _train(self, loss: Callable[[], Tensor], steps: int, rate: float, progress: Progress | None) -> float:
+        """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""
+        matrices = [p for p in self._network.parameters() if p.ndim > 1]
+        others = [p for p in self._network.parameters() if p.ndim == 1]
+        groups = [
+            {"params": matrices, "weight_decay": self._config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
+        losses = []
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * schedule(step, steps)
+            optimizer.zero_grad()
+            value = loss()
+            value.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(self._network.parameters(), self._config.clip)
+            optimizer.step()
+            losses.append(float(value.detach()))
+            if progress is not None:
+                progress(step + 1, steps, losses[-1])
+        return tail_mean(losses)
+
+
+def schedule(step: int, steps: int) -> float:
+    """Return the factor of the learning rate: up over the first tenth, then linearly down to a fiftieth."""
+    warmup = max(1, steps // 10)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 1.0 - 0.98 * (step + 1 - warmup) / (steps - warmup)
+
+
+def pick_device(device: str) -> torch.device:
+    """Return the device by name; "auto" takes a GPU where there is one."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise InputError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}")
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise InputError("device must be 'cpu' or 'auto' here, got 'cuda', but PyTorch finds no GPU")
+    return torch.device("cuda" if there and device != "cpu" else "cpu")
