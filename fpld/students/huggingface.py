@@ -48,8 +48,8 @@ class HuggingFaceConfig:
     `path` is a model folder (config.json, *.safetensors, tokenizer files) or a GGUF file. `bos` puts the
     model's first token before every sequence. `lora` is the rank of the adapters, on all linear layers; 0
     trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
-    `weights` is the SHA-256 of the pretrained weights: filled in when empty, checked otherwise, since adapters
-    fit only the model they were made for.
+    `weights` is the SHA-256 of the pretrained weights: filled in when empty, checked otherwise, since
+    adapters fit only the model they were made for.
     """
 
     path: str
@@ -58,7 +58,7 @@ class HuggingFaceConfig:
     lora_alpha: float = 16.0
     length: int = 64
     batch: int = 4
-    micro: int = 1
+    micro: int = 4
     rate: float = 5e-4
     distill_rate: float = 5e-4
     weight_decay: float = 0.0
