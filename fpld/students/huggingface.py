@@ -48,8 +48,10 @@ class HuggingFaceConfig:
     `path` is a model folder (config.json, *.safetensors, tokenizer files) or a GGUF file. `bos` puts the
     model's first token before every sequence. `lora` is the rank of the adapters, on all linear layers; 0
     trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
-    `weights` is the SHA-256 of the pretrained weights: filled in when empty, checked otherwise, since
-    adapters fit only the model they were made for.
+
+    The last three say what was found in the folder: V, how many parameters are trained, and the SHA-256 of
+    the pretrained weights. Left empty they are filled in; given, as in a student's file, they are checked,
+    since adapters fit only the model that they were made for.
     """
 
     path: str
@@ -63,11 +65,15 @@ class HuggingFaceConfig:
     distill_rate: float = 5e-4
     weight_decay: float = 0.0
     clip: float = 1.0
+    vocab: int = 0
+    parameters: int = 0
     weights: str = ""
 
     def __post_init__(self) -> None:
-        for name, least in (("lora", 0), ("length", 1), ("batch", 1), ("micro", 1)):
-            check_count(name, getattr(self, name), least)
+        for name in ("lora", "vocab", "parameters"):
+            check_count(name, getattr(self, name), 0)
+        for name in ("length", "batch", "micro"):
+            check_count(name, getattr(self, name), 1)
         for name in ("rate", "distill_rate", "clip", "lora_alpha"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
@@ -101,31 +107,28 @@ class HuggingFace(Student):
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
-        digest = weights_digest(Path(config.path))
-        if config.weights not in ("", digest):
-            raise InputError(
-                f"the weights in {config.path} must have SHA-256 {config.weights}, got {digest}: "
-                "give the folder of the model that this student was made from"
-            )
-        self._config = dataclasses.replace(config, weights=digest)
-        self.device = pick_device(device)
-        model = load_model(Path(config.path))
+        path = Path(config.path)
+        digest = weights_digest(path)
+        _agree("weights", config.weights, digest, path)  # before a model is made, which takes longer
+        model = load_model(path)
+        _agree("vocab", config.vocab, int(model.config.vocab_size), path)
         bos = model.config.bos_token_id if config.bos else None
         if config.bos and bos is None:
-            raise InputError(f"bos must be False for {config.path}: its config.json names no bos_token_id")
-        self._vocab = int(model.config.vocab_size)
+            raise InputError(f"bos must be False for {path}: its config.json names no bos_token_id")
         self._positions = getattr(model.config, "max_position_embeddings", None)
-        self._network = Network(_with_lora(model, config, seed), bos).to(self.device).eval()
+        self._network = Network(_with_lora(model, config, seed), bos).eval()
+        count = sum(weight.numel() for weight in self._trained().values())
+        _agree("parameters", config.parameters, count, path)
+        vocab = int(model.config.vocab_size)
+        self._config = dataclasses.replace(config, vocab=vocab, parameters=count, weights=digest)
+        if self.longest is not None and config.length > self.longest:
+            raise InputError(f"length must be at most {self.longest} for {path}, got {config.length}")
+        self.to(device)
 
     @property
     def config(self) -> HuggingFaceConfig:
-        """Return the configuration, with the digest of the weights filled in."""
+        """Return the configuration, with what was found in the folder."""
         return self._config
-
-    @property
-    def vocab(self) -> int:
-        """Return V as the model has it."""
-        return self._vocab
 
     @property
     def window(self) -> int:
@@ -157,6 +160,12 @@ class HuggingFace(Student):
         student.load_state(state)
         return student
 
+    def to(self, device: str) -> Self:
+        """Move to a device ("auto", "cpu" or "cuda") in place; a file is always loaded to the CPU."""
+        self.device = pick_device(device)
+        self._network.to(self.device)
+        return self
+
     def copy(self) -> Self:
         """Return a student with the same parameters; weights that are never trained are shared."""
         other = copy.copy(self)
@@ -177,13 +186,13 @@ class HuggingFace(Student):
             weight.copy_(torch.from_numpy(state[name]))
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
-        fits = BLOCK_BYTES // (4 * self._vocab * sequences.shape[1])
+        fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
         return super()._blocks(sequences, max(1, min(size, fits)))
 
     @torch.inference_mode()
     def _block(self, sequences: np.ndarray) -> np.ndarray:
         out: np.ndarray = self._network(self._ids(sequences)).float().cpu().numpy()
-        return out.reshape(-1, self._vocab)
+        return out.reshape(-1, self.vocab)
 
     def _ids(self, ids: np.ndarray) -> Tensor:
         return torch.from_numpy(ids.astype(np.int64)).to(self.device)
@@ -254,7 +263,7 @@ class HuggingFace(Student):
         """Take AdamW steps; the optimizer starts anew, so the parameters are all the state."""
         weights = list(self._trained().values())
         decay = self._config.weight_decay
-        optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=decay)
+        optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=decay, fused=True)
         losses = []
         for index in range(steps):
             for group in optimizer.param_groups:
@@ -361,6 +370,14 @@ def _place(path: Path) -> tuple[str, dict[str, Any]]:
     if not path.is_dir():
         raise InputError(f"{path} must be a model folder or a .gguf file on this machine, and is neither")
     return str(path), options
+
+
+def _agree(name: str, said: object, found: object, path: Path) -> None:
+    if said and said != found:
+        raise InputError(
+            f"{name} must be {said} for this student, but {path} has {found}: "
+            "give the folder of the model that the student was made from"
+        )
 
 
 def _with_lora(model: Any, config: HuggingFaceConfig, seed: int) -> Any:

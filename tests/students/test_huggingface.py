@@ -190,7 +190,7 @@ def test_adapters_refuse_another_model(folder: Path, tmp_path: Path) -> None:
     weights = bytearray((other / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (other / "model.safetensors").write_bytes(weights)
-    with pytest.raises(InputError, match="must have SHA-256"):
+    with pytest.raises(InputError, match=r"weights must be .* for this student"):
         HuggingFace.load(tmp_path / "student.safetensors", model=other)
 
 
@@ -247,6 +247,9 @@ def test_code_in_a_folder_is_refused(folder: Path, tmp_path: Path) -> None:
         ({"rate": 0.0}, "rate must be a positive number"),
         ({"weight_decay": -1.0}, "weight_decay must be"),
         ({"micro": 0}, "micro must be"),
+        ({"length": 33}, "length must be at most 32"),
+        ({"vocab": 61}, "vocab must be 61 for this student, but .* has 60"),
+        ({"parameters": 1}, "parameters must be 1 for this student"),
     ],
 )
 def test_bad_settings_are_named(folder: Path, options: dict[str, Any], message: str) -> None:
