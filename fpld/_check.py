@@ -52,6 +52,13 @@ def vector(name: str, value: Any, *, size: int | None = None) -> Floats:
     return array
 
 
+def rows(value: range, contexts: int) -> range:
+    """Return a block of contexts, a range with step 1 within 0..contexts."""
+    if value.step != 1 or not 0 <= value.start <= value.stop <= contexts:
+        raise InputError(f"rows must be a range with step 1 within 0..{contexts}, got {value}")
+    return value
+
+
 def logits(value: Any, shape: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
     """Return `value` as a floating-point [m, V] array of the given shape without NaN and infinities."""
     array = np.asarray(value)

@@ -26,3 +26,11 @@ class MissingExtraError(FpldError, ImportError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs an optional dependency: pip install 'fpld[{extra}]'")
+
+
+class ProtocolError(FpldError):
+    """A message that does not fit where this end is: refused, and nothing has changed."""
+
+
+class QuorumError(FpldError):
+    """Too few nodes answered for a round to be closed: nothing is averaged in silence."""

@@ -54,12 +54,19 @@ class Moments:
 
     def update(self, decoded: Mapping[int, ArrayLike]) -> Moments:
         """Take in one round: for each node that answered, its decoded logits (any block shape)."""
+        sums = {
+            node: (float(np.square(values, dtype=np.float64).sum()), np.size(values))
+            for node, values in decoded.items()
+        }
+        return self.add(sums)
+
+    def add(self, sums: Mapping[int, tuple[float, int]]) -> Moments:
+        """Take in one round as sums of squares and their counts, for who decodes block by block."""
         total, count = self.total.copy(), self.count.copy()
-        for node, values in decoded.items():
+        for node, (square, size) in sums.items():
             _check.integer("node", node, most=total.size - 1)
-            square = np.square(np.asarray(values, np.float64))
-            total[node] = self.forget * total[node] + square.sum()
-            count[node] = self.forget * count[node] + square.size
+            total[node] = self.forget * total[node] + square
+            count[node] = self.forget * count[node] + size
         return replace(self, total=total, count=count)
 
     def weights(self) -> Floats:

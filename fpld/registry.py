@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fpld import allocate, combine
-from fpld.codecs import UniformCodec
+from fpld.codecs import Float32Codec, UniformCodec
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,6 +58,12 @@ allocators: Registry[Allocator] = Registry(
 )
 rules: Registry[Rule] = Registry(
     "rule",
-    {"mean": combine.mean, "precision": combine.precision, "trimmed": combine.trimmed, "median": combine.median},
+    {
+        "mean": combine.mean,
+        "precision": combine.precision,
+        "trimmed": combine.trimmed,
+        "median": combine.median,
+        "mixture": combine.mixture,
+    },
 )
-codecs: Registry[Codec] = Registry("codec", {"uniform": UniformCodec()})
+codecs: Registry[Codec] = Registry("codec", {"uniform": UniformCodec(), "float32": Float32Codec()})

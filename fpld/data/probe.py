@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.data._files import canonical_json, read_json, write_atomic
 from fpld.data.tokenize import check_tokens
 from fpld.errors import InputError
+from fpld.files import canonical_json, read_json, write_atomic
 
 if TYPE_CHECKING:
     import os
@@ -116,9 +116,7 @@ class ProbeSet:
             probe = cls(sequences, int(serial["vocab"]), serial["tokenizer"])
             said = serial["digest"]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(
-                f"{file} is not a whole probe set ({error}): write it again with save()"
-            ) from None
+            raise InputError(f"{file} is not a whole probe set ({error}): write it again with save()") from None
         if said != probe.digest:
             raise InputError(f"{file} is damaged: its digest must be {said}, it is {probe.digest}")
         return probe

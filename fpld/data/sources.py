@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpld.data._files import read_utf8
 from fpld.data.documents import Document
 from fpld.errors import InputError
+from fpld.files import read_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,8 @@ def read_documents(
         field: The field of a JSON line that holds the text.
         label_field: The field of a JSON line that holds the label; by default the label is the folder.
 
-    Returns:
+    Returns
+    -------
         The documents with any text in them, in sorted order of their paths and lines.
 
     """

@@ -32,8 +32,7 @@ _BEGINNINGS = {
     "oncology": r"cancer|oncol|tumor|neopl|leuk|h[ae]+matol|blood",
 }
 _PATTERNS = {
-    specialty: re.compile(rf"\b(?:{beginnings})", re.IGNORECASE)
-    for specialty, beginnings in _BEGINNINGS.items()
+    specialty: re.compile(rf"\b(?:{beginnings})", re.IGNORECASE) for specialty, beginnings in _BEGINNINGS.items()
 }
 
 SPECIALTIES = tuple(_PATTERNS)

@@ -39,9 +39,7 @@ def by_label(documents: Sequence[Document], *, nodes: Sequence[str] | None = Non
     _check_names(nodes)
     for node in nodes:
         if node not in found:
-            raise InputError(
-                f"node {node!r} has no documents: the labels are {', '.join(sorted(found)) or 'none'}"
-            )
+            raise InputError(f"node {node!r} has no documents: the labels are {', '.join(sorted(found)) or 'none'}")
     return {node: found[node] for node in nodes}
 
 
@@ -76,9 +74,7 @@ def dirichlet(documents: Sequence[Document], nodes: Sequence[str], *, alpha: flo
     return _checked(shards, "use fewer nodes, a larger alpha or another seed")
 
 
-def hold_out(
-    documents: Sequence[Document], *, fraction: float, seed: int
-) -> tuple[list[Document], list[Document]]:
+def hold_out(documents: Sequence[Document], *, fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
     """Split into (training, held-out) documents by whole groups, in their order.
 
     Groups are drawn at random until they hold `fraction` of the bytes; both sides get at least one group.
@@ -92,8 +88,7 @@ def hold_out(
     names = sorted(sizes)
     if len(names) < 2:
         raise InputError(
-            f"holding out needs at least two groups of documents, got {len(names)}: "
-            "cut the text into more documents"
+            f"holding out needs at least two groups of documents, got {len(names)}: cut the text into more documents"
         )
     wanted = fraction * sum(sizes.values())
     held: set[str] = set()

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from fpld.data._files import canonical_json, read_json, write_atomic
 from fpld.errors import InputError, MissingExtraError
+from fpld.files import canonical_json, read_json, write_atomic
 
 if TYPE_CHECKING:
     import os

@@ -93,9 +93,7 @@ def draw(rows: list[Row], figure: FigureBase) -> None:
     ):
         for name, (style, width) in styles.items():
             part = [row for row in rows if row["scheme"] == name]
-            axes.plot(
-                [row["round"] for row in part], [row[column] for row in part], style, lw=width, ms=5, label=name
-            )
+            axes.plot([row["round"] for row in part], [row[column] for row in part], style, lw=width, ms=5, label=name)
         if column == "kl":
             part = [row for row in rows if row["scheme"] == "refinement"]
             bound = [row["bound"] for row in part]

@@ -6,9 +6,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from fpld.arrays import read_arrays
 from fpld.errors import InputError
 from fpld.students.base import Progress, Student
-from fpld.students.files import read_arrays
 from fpld.students.ngram import NGram, NGramConfig
 
 

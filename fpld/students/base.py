@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fpld.arrays import read_arrays, write_arrays
 from fpld.errors import InputError
-from fpld.students.files import read_arrays, write_arrays
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
@@ -190,9 +190,7 @@ class Student(ABC):
             public = check_tokens(public, self.vocab, self.window + 1, name="public")
         else:
             public = None
-        return check_finite(
-            self._distill(sequences, targets, steps, seed, rate, public, public_weight, progress)
-        )
+        return check_finite(self._distill(sequences, targets, steps, seed, rate, public, public_weight, progress))
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace all parameters; they are checked first, so that a refusal changes nothing."""
@@ -275,9 +273,7 @@ def check_finite(loss: float) -> float:
 def _check_ids(name: str, ids: np.ndarray, vocab: int, ndim: int) -> np.ndarray:
     ids = np.asarray(ids)
     if ids.ndim != ndim or not np.issubdtype(ids.dtype, np.integer):
-        raise InputError(
-            f"{name} must be integers with {ndim} dimension(s), got {ids.dtype} with shape {ids.shape}"
-        )
+        raise InputError(f"{name} must be integers with {ndim} dimension(s), got {ids.dtype} with shape {ids.shape}")
     if ids.size and (ids.min() < 0 or ids.max() >= vocab):
         raise InputError(
             f"{name} must hold token ids of 0 to {vocab - 1}, got {ids.min()} to {ids.max()}; "
@@ -290,9 +286,7 @@ def check_tokens(tokens: np.ndarray, vocab: int, least: int, *, name: str = "tok
     """Return a text as int32 [n], or raise InputError when it is no text of at least `least` tokens."""
     tokens = _check_ids(name, tokens, vocab, 1)
     if len(tokens) < least:
-        raise InputError(
-            f"{name} must hold at least {least} tokens, a window and one more, got {len(tokens)}"
-        )
+        raise InputError(f"{name} must hold at least {least} tokens, a window and one more, got {len(tokens)}")
     return tokens
 
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fpld.data._files import canonical_json
+from fpld.arrays import read_arrays
 from fpld.data.tokenize import check_tokens
 from fpld.errors import InputError, MissingExtraError
+from fpld.files import canonical_json
 from fpld.students.base import Progress, Student, check_count, tail_mean
-from fpld.students.files import read_arrays
 from fpld.students.transformer import pick_device, schedule
 
 if TYPE_CHECKING:
@@ -323,16 +323,12 @@ def load_model(path: Path) -> Any:
         options["use_safetensors"] = True
     automatic = require("transformers").AutoModelForCausalLM
     try:
-        model, report = automatic.from_pretrained(
-            folder, dtype=torch.float32, output_loading_info=True, **options
-        )
+        model, report = automatic.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
     except Exception as error:  # the readers of weights raise types of their own
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{path} must hold a causal language model that can be read: {first}") from error
     if report["missing_keys"]:  # they would be drawn at random, with no more than a line in a log
-        raise InputError(
-            f"{path} must hold all weights of its model, missing are {sorted(report['missing_keys'])}"
-        )
+        raise InputError(f"{path} must hold all weights of its model, missing are {sorted(report['missing_keys'])}")
     return model
 
 

@@ -41,9 +41,7 @@ class NGramConfig:
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
         if self.parameters > MAX_PARAMETERS:
-            raise InputError(
-                f"order * buckets * vocab must be at most {MAX_PARAMETERS}, got {self.parameters}"
-            )
+            raise InputError(f"order * buckets * vocab must be at most {MAX_PARAMETERS}, got {self.parameters}")
 
     @property
     def parameters(self) -> int:
@@ -157,9 +155,7 @@ class NGram(Student):
             batches.append(lambda: text_batch(text_rows, text, self._config, rng, public_weight))
         return self._train(batches, steps, rate or self._config.distill_rate, progress)
 
-    def _train(
-        self, batches: list[Callable[[], "Batch"]], steps: int, rate: float, progress: Progress | None
-    ) -> float:
+    def _train(self, batches: list[Callable[[], "Batch"]], steps: int, rate: float, progress: Progress | None) -> float:
         """Take Adagrad steps; its sums start anew with each call, so the parameters are all the state."""
         bias_sum, table_sum = np.zeros(1, np.float32), np.zeros(self._table.shape[:2], np.float32)
         losses = []

@@ -25,9 +25,7 @@ class FakePip:
     def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         self.commands.append(command)
         if self.content is None:
-            return subprocess.CompletedProcess(
-                command, 1, "", "WARNING: retry\nERROR: No matching distribution\n"
-            )
+            return subprocess.CompletedProcess(command, 1, "", "WARNING: retry\nERROR: No matching distribution\n")
         folder = Path(command[command.index("--dest") + 1])
         requirement = Path(command[command.index("--requirement") + 1]).read_text()
         assert requirement == f"toy==1.0 --hash=sha256:{TOY.sha256}\n"
@@ -61,9 +59,7 @@ def test_a_corrupt_cache_is_named_and_not_used(pip: FakePip, tmp_path: Path) -> 
 
 def test_offline_says_what_to_do(pip: FakePip, tmp_path: Path) -> None:
     pip.content = None
-    with pytest.raises(
-        FetchError, match=r"toy 1\.0 \(ERROR: No matching distribution\).*`pip download .* copy toy-1"
-    ):
+    with pytest.raises(FetchError, match=r"toy 1\.0 \(ERROR: No matching distribution\).*`pip download .* copy toy-1"):
         fetch("toy", tmp_path)
     assert not list(tmp_path.iterdir())
 

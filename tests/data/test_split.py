@@ -32,9 +32,7 @@ def _same(shards: dict[str, list[Document]], documents: list[Document]) -> bool:
 
 
 @given(documents=DOCUMENTS, nodes=NODES, seed=SEEDS)
-def test_iid_uses_every_document_once_in_equal_numbers(
-    documents: list[Document], nodes: list[str], seed: int
-) -> None:
+def test_iid_uses_every_document_once_in_equal_numbers(documents: list[Document], nodes: list[str], seed: int) -> None:
     if len(documents) < len(nodes):
         with pytest.raises(InputError, match=f"node .*'{nodes[-1]}' without documents"):
             iid(documents, nodes, seed=seed)

@@ -31,9 +31,7 @@ def test_any_text_decodes_to_itself_and_its_bytes_are_counted(tokenizer: Tokeniz
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "bpe"])
-def test_a_saved_tokenizer_is_the_same_tokenizer(
-    tokenizer: ByteTokenizer | BpeTokenizer, tmp_path: Path
-) -> None:
+def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer: ByteTokenizer | BpeTokenizer, tmp_path: Path) -> None:
     file = tmp_path / "deep" / "tokenizer.json"
     tokenizer.save(file)
     loaded = load_tokenizer(file)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fpld.arrays import read_arrays, write_arrays
 from fpld.errors import InputError
 from fpld.students import load
 from fpld.students.base import Student, log_sum_exp
-from fpld.students.files import read_arrays, write_arrays
 from fpld.students.ngram import NGram, NGramConfig
 
 V = 24

@@ -162,16 +162,12 @@ def test_a_copy_is_free_of_its_origin_and_shares_only_what_is_frozen(folder: Pat
     assert not same(student, other)
     student.load_state(other.state())
     np.testing.assert_array_equal(student.logits(sequences()), other.logits(sequences()))
-    shared = {w.data_ptr() for w in student._network.parameters()} & {
-        w.data_ptr() for w in other._network.parameters()
-    }
+    shared = {w.data_ptr() for w in student._network.parameters()} & {w.data_ptr() for w in other._network.parameters()}
     assert bool(shared) == (lora > 0)
 
 
 @pytest.mark.parametrize("lora", [0, 2])
-def test_a_saved_student_is_the_same_also_when_the_model_has_moved(
-    folder: Path, tmp_path: Path, lora: int
-) -> None:
+def test_a_saved_student_is_the_same_also_when_the_model_has_moved(folder: Path, tmp_path: Path, lora: int) -> None:
     student = make(folder, lora=lora)
     student.finetune(TEXT, steps=2, seed=0)
     student.save(tmp_path / "student.safetensors")
@@ -210,9 +206,7 @@ def _break(folder: Path, name: str, content: bytes | None) -> None:
         ("config.json", b"{", "that can be read"),
     ],
 )
-def test_a_broken_folder_is_named(
-    folder: Path, tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_a_broken_folder_is_named(folder: Path, tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     broken = shutil.copytree(folder, tmp_path / "broken")
     _break(broken, name, content)
     with pytest.raises(InputError, match=rf"broken.*{message}"):

@@ -1,4 +1,4 @@
-"""Small file helpers of the data package: write whole files or nothing, read text with errors that teach."""
+"""Files: write them whole or not at all, read text with errors that teach."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
+        _sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             Path(temporary).unlink()
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename durable: it is an entry of the folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -40,9 +50,7 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: give the path of an existing file or folder") from None
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}): check its type and permissions"
-        ) from error
+        raise InputError(f"{path} cannot be read ({error.strerror}): check its type and permissions") from error
 
 
 def read_utf8(path: Path) -> str:

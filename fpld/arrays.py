@@ -1,4 +1,4 @@
-"""Model files in the safetensors format (a JSON header, then raw arrays), without a dependency.
+"""Arrays as bytes in the safetensors format (a JSON header, then raw arrays), without a dependency.
 
 The format is small enough to hold here: eight bytes with the header's length, a JSON object that gives each
 array's dtype, shape and place, and the arrays themselves. Nothing in a file is ever executed. Files made here
@@ -7,28 +7,29 @@ are read by the `safetensors` package, and files made by it are read here; a tes
 
 import json
 import math
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fpld.errors import InputError
+from fpld.files import write_atomic
 
 # A header of a student is a few kB; a file that claims more is not one, and must not make us allocate.
 MAX_HEADER = 1 << 20
 _DTYPES: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
     "F64": np.dtype("<f8"),
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
+    "U8": np.dtype("u1"),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def write_arrays(path: str | Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Write arrays and metadata to `path`: a reader sees the old file or the new one, never a part."""
+def dump_arrays(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:
+    """Give arrays and metadata as the bytes of one file or message."""
     header: dict[str, Any] = {"__metadata__": metadata}
     parts, offset = [], 0
     for name in sorted(arrays):
@@ -45,21 +46,12 @@ def write_arrays(path: str | Path, arrays: dict[str, np.ndarray], metadata: dict
         offset += len(parts[-1])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # keeps the arrays aligned, as the format asks
-    _replace(Path(path), [len(text).to_bytes(8, "little"), text, *parts])
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
-def _replace(path: Path, parts: list[bytes]) -> None:
-    """Write the parts beside `path`, make them durable, then take its place."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+def write_arrays(path: str | Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write arrays and metadata to `path`: a reader sees the old file or the new one, never a part."""
+    write_atomic(Path(path), dump_arrays(arrays, metadata))
 
 
 def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -68,16 +60,21 @@ def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]
         data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: must be a model file, but cannot be read: {error.strerror}") from error
+    return parse_arrays(data, str(path))
+
+
+def parse_arrays(data: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Split the bytes of a file or message that is called `what`; anything unsound raises InputError."""
     try:
         return _parse(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise InputError(
-            f"{path}: must be a whole safetensors file, but {error}; copy or make the file again"
+            f"{what}: must be a whole safetensors file, but {error}; copy or make the file again"
         ) from error
 
 
 def _parse(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Split the bytes of a file; any doubt raises one of the errors that `read_arrays` turns into its own."""
+    """Split the bytes of a file; any doubt raises one of the errors that `parse_arrays` turns into its own."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > MAX_HEADER or len(data) < 8 + size:
         raise ValueError(f"its header does not fit: {size} bytes announced, {max(len(data) - 8, 0)} there")

@@ -1,0 +1,239 @@
+"""The configuration of a run: one TOML file, checked at the border, every error naming the key.
+
+`load` reads a file, `preset` one of the presets that come with the package. `Config` is what the rest trusts.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from fpld.errors import InputError
+from fpld.files import read_utf8
+
+_RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
+
+
+def parse_rate(value: Any) -> Any:
+    """Read a link's rate in bit/s from a number, or from text such as "64 kbit/s".
+
+    >>> parse_rate("64 kbit/s")
+    64000.0
+    """
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", value)
+    if not found or found[2] not in _RATES:
+        raise ValueError(f"must be a rate such as '64 kbit/s' (units: {', '.join(_RATES)}), got {value!r}")
+    return float(found[1]) * _RATES[found[2]]
+
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[Positive, BeforeValidator(parse_rate)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
+
+
+class Section(BaseModel):
+    """A table of the file: unknown keys are refused, nothing is converted in silence."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class RunSection(Section):
+    """[run]: rounds, seed, and what to compare with."""
+
+    rounds: Count = 3
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    out: str = "runs/run"
+    quorum: Count | None = None
+    baselines: list[Literal["alone", "pooled", "fedavg", "float32"]] = ["alone", "pooled", "fedavg", "float32"]
+
+
+class DataSection(Section):
+    """[data]: where the private text comes from, and how it is dealt to the nodes.
+
+    `corpus` is a named corpus or `path` a file or folder; a node may also name its own `data`. Documents are dealt
+    by label (folder, era, specialty), or `iid`, or `dirichlet` with `alpha`. A share `heldout` of each node's documents
+    is kept for evaluation, by whole groups; of a node's text at most `limit` bytes are used.
+    """
+
+    corpus: Literal["sotu", "pubmed", "wikipedia", "enwik8"] | None = None
+    path: str | None = None
+    field: str = "text"
+    split: Literal["label", "iid", "dirichlet"] = "label"
+    alpha: Positive = 1.0
+    heldout: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    heldout_tokens: Count = 8192
+    limit: Count = 4_000_000
+
+
+class ProbeSection(Section):
+    """[probe]: the public text, as a label of the corpus or a path; how many contexts, in sequences of which length."""
+
+    source: str
+    contexts: Count = 16384
+    length: Count = 32
+    limit: Count = 4_000_000
+
+
+class TokenizerSection(Section):
+    """[tokenizer]: bytes, a BPE trained on the public text, or that of a Hugging Face model."""
+
+    kind: Literal["bytes", "bpe", "huggingface"] = "bpe"
+    vocab: Annotated[int, Field(ge=257, le=65536)] = 1024
+
+
+class NodeSection(Section):
+    """[[nodes]]: a site. `bits` (per coordinate) or `uplink` with [budget] deadline is the most it may send a round."""
+
+    name: Name
+    label: str | None = None
+    data: str | None = None
+    bits: Positive | None = None
+    uplink: Rate | None = None
+    clip: Positive | None = None
+    weight: Positive | None = None
+    student: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if (self.bits is None) == (self.uplink is None):
+            raise ValueError("needs either bits or uplink")
+        return self
+
+
+class BudgetSection(Section):
+    """[budget]: bits per coordinate for all nodes together (`total`), and how they are shared out."""
+
+    total: Positive | None = None
+    allocator: str = "optimal"
+    estimator: Literal["none", "second-moment", "distortion"] = "none"
+    warmup: Count = 1
+    forget: Annotated[float, Field(gt=0, le=1)] = 1.0
+    deadline: Positive = 60.0
+
+
+class CodecSection(Section):
+    """[codec]: its name; `against` own codes the residual to the node's last reconstruction (refinement)."""
+
+    name: str = "uniform"
+    against: Literal["nothing", "own"] = "nothing"
+
+
+class CombineSection(Section):
+    """[combine]: the rule; `broadcast` sends the student's weights, or the combined logits for nodes that differ."""
+
+    rule: str = "mixture"
+    broadcast: Literal["weights", "logits"] = "weights"
+
+
+class TrainSection(Section):
+    """[base], [local], [distill]: steps, and the learning rate of the first and of the last round."""
+
+    steps: Count
+    rate: Positive | None = None
+    last_rate: Positive | None = None
+    public_weight: Annotated[float, Field(ge=0)] = 0.0
+
+    def rate_in(self, round: int, rounds: int) -> float | None:
+        """Give the learning rate of a round: from `rate` to `last_rate` in equal steps."""
+        if self.rate is None or self.last_rate is None or rounds == 1:
+            return self.rate
+        return self.rate + (self.last_rate - self.rate) * (round - 1) / (rounds - 1)
+
+
+class EngineSection(Section):
+    """[engine]: what moves the bytes, and how many node processes work at a time."""
+
+    kind: Literal["local"] = "local"
+    workers: Annotated[int, Field(ge=0)] = 2
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    run: RunSection = RunSection()
+    data: DataSection = DataSection()
+    probe: ProbeSection
+    tokenizer: TokenizerSection = TokenizerSection()
+    nodes: Annotated[list[NodeSection], Field(min_length=1)]
+    budget: BudgetSection = BudgetSection()
+    codec: CodecSection = CodecSection()
+    combine: CombineSection = CombineSection()
+    student: dict[str, Any]
+    base: TrainSection
+    local: TrainSection
+    distill: TrainSection
+    engine: EngineSection = EngineSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [node.name for node in self.nodes]
+        if len(set(names)) != len(names):
+            raise ValueError("nodes: names must differ")
+        if self.run.quorum is not None and self.run.quorum > len(names):
+            raise ValueError(f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}")
+        if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
+            raise ValueError("combine.broadcast must be 'logits' when nodes have students of their own")
+        if self.combine.broadcast == "logits" and "fedavg" in self.run.baselines:
+            raise ValueError(
+                "run.baselines: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
+            )
+        if self.data.corpus is None and self.data.path is None and any(node.data is None for node in self.nodes):
+            raise ValueError("data.corpus or data.path must be given, or data at every node")
+        return self
+
+
+def parse(text: str, source: str) -> Config:
+    """Check the text of a configuration; `source` names it in errors."""
+    try:
+        return Config.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{source}: must be TOML: {error}") from None
+    except ValidationError as error:
+        lines = [f"{source}: {_key(item['loc'])}{_message(item)}" for item in error.errors()]
+        raise InputError("; ".join(lines)) from None
+
+
+def load(path: str | Path) -> tuple[Config, str]:
+    """Read a configuration file, or a preset by its name; give it and its text."""
+    name = str(path)
+    if name in presets():
+        text = read_utf8(_preset_folder() / f"{name}.toml")
+        return parse(text, f"preset {name}"), text
+    if not Path(path).exists():
+        raise InputError(f"{path} does not exist: give a TOML file, or one of the presets {', '.join(presets())}")
+    text = read_utf8(Path(path))
+    return parse(text, name), text
+
+
+def presets() -> list[str]:
+    """List the presets that come with the package."""
+    return sorted(file.stem for file in _preset_folder().glob("*.toml"))
+
+
+def _preset_folder() -> Path:
+    """Find the presets: inside an installed package, or in `experiments/` of a checkout."""
+    package = Path(__file__).parent
+    installed = package / "presets"
+    return installed if installed.is_dir() else package.parent / "experiments"
+
+
+def _key(place: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    return f"{text}: " if text else ""
+
+
+def _message(item: Any) -> str:
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        return "unknown key"
+    if item["type"] == "missing":
+        return "is missing"
+    value = item.get("input")
+    return message if isinstance(value, dict | list) or "got" in message else f"{message}, got {value!r}"

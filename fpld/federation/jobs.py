@@ -1,0 +1,92 @@
+"""The heavy work as functions of plain arguments, so that worker processes can do it side by side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld import students
+from fpld.arrays import read_arrays
+from fpld.data import ProbeSet
+from fpld.federation.site import work
+from fpld.federation.training import heldout_losses, one_thread, probe_kl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpld.federation.store import Arrays
+
+
+def node_round(folder: str, task: bytes) -> bytes:
+    """Let a node do a task."""
+    return work(Path(folder), task)
+
+
+def distill(
+    base: str,
+    kind: str,
+    state: Arrays,
+    probe: str,
+    target: np.ndarray[Any, Any],
+    options: dict[str, Any],
+    public: str | None,
+) -> tuple[Arrays, float]:
+    """Distil the student from combined logits; give its weights and its KL to them on the probe set."""
+    one_thread(kind)
+    student, contexts = students.load(base), ProbeSet.load(probe)
+    student.load_state(state)
+    text = None if public is None else read_arrays(public)[0]["tokens"]
+    student.distill(contexts.sequences, target, public=text, **options)
+    return student.state(), probe_kl(student, contexts.sequences, target)
+
+
+def finetune(
+    base: str, kind: str, state: Arrays | None, texts: list[str], steps: int, seed: int, rate: float | None
+) -> Arrays:
+    """Fine-tune a model on one text, or on several pooled."""
+    one_thread(kind)
+    student = students.load(base)
+    if state is not None:
+        student.load_state(state)
+    tokens = np.concatenate([read_arrays(text)[0]["tokens"] for text in texts])
+    student.finetune(tokens, steps=steps, seed=seed, rate=rate)
+    return student.state()
+
+
+def evaluate(base: str, kind: str, state: Arrays | None, heldout: str, length: int) -> list[float]:
+    """Give the held-out loss at each node."""
+    one_thread(kind)
+    student = students.load(base)
+    if state is not None:
+        student.load_state(state)
+    texts, _ = read_arrays(heldout)
+    return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
+
+
+class Inline(Executor):
+    """Do jobs in this process, at once: for tests and for who wants no processes."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run now; the future is done when it is given."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # handed to whoever asks for the result, as a pool does
+            future.set_exception(error)
+        return future
+
+
+def make_pool(workers: int) -> Executor:
+    """Make a pool of processes with one thread each; none: work in this process."""
+    if workers == 0:
+        return Inline()
+    # Before NumPy and PyTorch start in the children: two libraries' threads on two cores slow each other down tenfold.
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))

@@ -1,0 +1,138 @@
+"""The main job: prepare, run the federation and its baselines side by side, and write what came of it."""
+
+from __future__ import annotations
+
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import fpld
+from fpld import students
+from fpld.errors import InputError
+from fpld.federation import jobs
+from fpld.federation.baselines import BASELINES
+from fpld.federation.jobs import make_pool
+from fpld.federation.prepare import base_file, prepare
+from fpld.federation.rounds import Federation, Outcome, evaluation, float32_variant
+from fpld.federation.store import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+    from fpld.config import Config
+    from fpld.federation.prepare import Prepared
+
+
+def run(config: Config, text: str, out: Path, *, resume: bool, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Run all of a configuration into a folder; give the table's rows."""
+    store = RunFolder(out)
+    with store.lock():
+        _claim(store, text, resume)
+        prepared = prepare(config, store, report)
+        with make_pool(config.engine.workers) as pool, ThreadPoolExecutor(4) as threads:
+            # The federation waits for its slowest node and for distillation: baselines fill the gaps.
+            main = threads.submit(_federation, config, store, prepared, "fpld", pool, report)
+            others = [
+                threads.submit(_baseline, name, config, store, prepared, pool, report) for name in config.run.baselines
+            ]
+            base = pool.submit(jobs.evaluate, *evaluation(config, store, None)).result()
+            outcome = main.result()
+            rows = [{"method": "base", "losses": base, "uplink_bytes": 0}]
+            for future in others:
+                rows += future.result()
+        rows.append(_row("fpld", outcome))
+        table = [_finish(row, prepared) for row in rows]
+        student = students.load(store.path / base_file(config, None))
+        student.load_state(outcome.student)
+        student.save(store.path / "student.safetensors")
+        store.write("trace.jsonl", (store.path / "fpld" / "trace.jsonl").read_bytes())
+        store.write_json("result.json", table)
+    return table
+
+
+def _claim(store: RunFolder, text: str, resume: bool) -> None:
+    """Take the folder for this configuration; a folder of another run is not overwritten."""
+    if store.has("config.toml"):
+        if not resume:
+            raise InputError(f"{store.path} holds a run already: choose another --out, or continue it with --resume")
+        if (store.path / "config.toml").read_text(encoding="utf-8") != text:
+            raise InputError(
+                f"{store.path} holds a run of another configuration: --resume with the one in its config.toml"
+            )
+        return
+    if resume:
+        raise InputError(f"{store.path} holds no run to resume: leave --resume out to start one")
+    store.write_json("versions.json", versions())
+    store.write("config.toml", text.encode())
+
+
+def _federation(
+    config: Config, store: RunFolder, prepared: Prepared, name: str, pool: Executor, report: Callable[[str], None]
+) -> Outcome:
+    federation = Federation(config, store, prepared, name)
+    while not federation.done:
+        line = federation.advance(pool, lambda text: report(f"{name}, {text}"))
+        report(f"{name}, round {line['round']}: held-out loss {line['heldout_loss']:.4f} nats per token")
+    return federation.outcome()
+
+
+def _baseline(
+    name: str, config: Config, store: RunFolder, prepared: Prepared, pool: Executor, report: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Do a baseline, or take its rows from an earlier start of this run."""
+    file = f"baseline-{name}.json"
+    if store.has(file):
+        rows: list[dict[str, Any]] = store.read_json(file)
+        return rows
+    if name == "float32":
+        outcome = _federation(float32_variant(config), store, prepared, "float32", pool, report)
+        rows = [_row("float32 logits", outcome)]
+    else:
+        rows = BASELINES[name](config, store, pool, report)
+    store.write_json(file, rows)
+    return rows
+
+
+def _row(method: str, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "method": method,
+        "losses": outcome.trace[-1]["heldout_by_node"],
+        "uplink_bytes": outcome.uplink_bytes,
+    }
+
+
+def _finish(row: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
+    """Give a flat row: held-out loss averaged over the nodes' texts, and the uplink."""
+    loss = float(np.mean(row["losses"]))
+    return {
+        "method": row["method"],
+        "heldout_loss": loss,
+        "bits_per_byte": loss / float(np.log(2)) / prepared.bytes_per_token,
+        "perplexity": float(np.exp(loss)),
+        "uplink_bytes": int(row["uplink_bytes"]),
+    }
+
+
+def gap_closed(rows: list[dict[str, Any]]) -> float | None:
+    """Give the share of the gap between the best node alone and pooled training that the federation closes."""
+    loss = {row["method"]: row["heldout_loss"] for row in rows}
+    lone = [value for name, value in loss.items() if name.startswith("alone")]
+    if not lone or "pooled" not in loss or "fpld" not in loss or min(lone) <= loss["pooled"]:
+        return None
+    return (min(lone) - loss["fpld"]) / (min(lone) - loss["pooled"])  # type: ignore[no-any-return]
+
+
+def versions() -> dict[str, str]:
+    """Say what runs: versions of Python, of this package and of what it stands on."""
+    found = {"python": platform.python_version(), "machine": platform.platform(), "fpld": fpld.__version__}
+    for name in ("numpy", "torch", "tokenizers", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

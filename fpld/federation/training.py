@@ -1,0 +1,67 @@
+"""Make, evaluate and compare students; the jobs that worker processes do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.errors import InputError
+from fpld.students import Student, student_class
+from fpld.theory import kl
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fpld.federation.store import Arrays
+
+
+def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
+    """Make a student from a [student] table: its kind, and the fields of that kind's configuration."""
+    fields = dict(options)
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str):
+        raise InputError("student.kind must be given, such as 'transformer' or 'ngram'")
+    cls: Any = student_class(kind)
+    one_thread(kind)
+    device = fields.pop("device", "cpu")
+    try:
+        config = cls.Config(vocab=vocab, **fields)
+    except TypeError as error:
+        raise InputError(f"student: unknown or wrong field for kind {kind!r}: {error}") from None
+    return cls(config) if kind == "ngram" else cls(config, seed=seed, device=device)  # type: ignore[no-any-return]
+
+
+def one_thread(kind: str) -> None:
+    """Let PyTorch use one thread: bits depend on it, and one process per node is faster than threads."""
+    if kind != "ngram":
+        from fpld.students.transformer import use_threads
+
+        use_threads(1)
+
+
+def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], length: int) -> list[float]:
+    """Give the loss in nats per token on the held-out text of each node."""
+    losses = []
+    for tokens in heldout:
+        nats, count = student.loss(tokens, length)
+        losses.append(nats / count)
+    return losses
+
+
+def probe_kl(student: Student, sequences: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> float:
+    """Give the mean over contexts of KL(softmax(target) || student)."""
+    total, start = 0.0, 0
+    for block in student.logit_blocks(sequences):
+        rows = target[start : start + len(block)]
+        total += float(kl(rows, block - rows).sum())
+        start += len(block)
+    return total / start
+
+
+def average(states: Sequence[Arrays]) -> Arrays:
+    """Average weights, as FedAvg does with nodes that count alike."""
+    return {
+        name: np.asarray(np.mean([state[name] for state in states], axis=0, dtype=np.float64), np.float32)
+        for name in states[0]
+    }

@@ -1,0 +1,13 @@
+"""The protocol without I/O: a node, an aggregator, what they say to each other, and who gets how many bits.
+
+The paper's variants are assemblies of the same pieces: Algorithm 1 is the mean of frames coded against nothing at equal
+bits; heterogeneous budgets give the allocator caps and weights; Algorithm 2 adds a warm-up and an estimator; sequential
+refinement codes against the node's own reconstruction.
+"""
+
+from fpld.protocol.aggregator import Aggregator, Combined, Receipt, Settings
+from fpld.protocol.messages import Task
+from fpld.protocol.node import Node
+from fpld.protocol.policy import Budget
+
+__all__ = ["Aggregator", "Budget", "Combined", "Node", "Receipt", "Settings", "Task"]

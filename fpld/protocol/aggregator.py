@@ -1,0 +1,282 @@
+"""The aggregator as a state machine: tasks out, frames in, no network, no files, no training here.
+
+    ready --open--> collecting --close--> closed --distilled--> ready (next round) or done
+                       |  ^
+                 frame '--'  accepted, a duplicate, or refused: recorded, and a refused one changes nothing
+
+A frame that comes in any other phase is late: recorded and refused. What is combined is the set of accepted frames in
+the order of the nodes' numbers, so the result does not depend on the order of arrival.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
+from fpld.estimate import Moments
+from fpld.protocol.messages import Against, Broadcast, Task
+from fpld.registry import codecs, rules
+from fpld.theory import nd, softmax
+from fpld.types import Decoded, Plan
+from fpld.wire import OVERHEAD, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fpld.protocol.policy import Budget
+    from fpld.types import Floats
+
+_BLOCK = 1 << 22  # coordinates of all nodes together that are decoded at a time
+
+
+class Phase(Enum):
+    """Where an aggregator is in a round."""
+
+    READY = "ready"
+    COLLECTING = "collecting"
+    CLOSED = "closed"
+    DONE = "done"
+
+
+LEGAL = {
+    (Phase.READY, "open"): Phase.COLLECTING,
+    (Phase.COLLECTING, "frame"): Phase.COLLECTING,
+    (Phase.COLLECTING, "close"): Phase.CLOSED,
+    (Phase.CLOSED, "combine"): Phase.CLOSED,
+    (Phase.CLOSED, "distilled"): Phase.READY,
+}
+
+
+class Receipt(NamedTuple):
+    """What became of a frame: `accepted`, `duplicate` (the same bytes again) or `refused`, and why."""
+
+    round: int
+    node: int
+    verdict: str
+    reason: str = ""
+
+
+class Combined(NamedTuple):
+    """The result of a round: target logits [m, V], and what a person wants to know about it."""
+
+    target: np.ndarray[Any, np.dtype[np.float32]]
+    nodes: list[int]
+    variance: float
+    upper: float
+    lower: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What does not change in a run."""
+
+    names: Sequence[str]
+    run_key: bytes
+    probe: bytes
+    contexts: int
+    vocab: int
+    rounds: int
+    budget: Budget
+    clips: Sequence[float | None]
+    codec: str = "uniform"
+    rule: str = "mean"
+    against: Against = "nothing"
+    quorum: int = 1
+    mac_keys: Mapping[int, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.quorum <= len(self.names):
+            raise InputError(f"quorum must be from 1 to the number of nodes, {len(self.names)}, got {self.quorum}")
+
+
+class Aggregator:
+    """Run the rounds. `state` and `restore` are what a checkpoint holds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.phase = Phase.READY
+        self.round = 0
+        self.receipts: list[Receipt] = []
+        self._plans: dict[int, Plan] = {}
+        self._frames: dict[int, bytes] = {}
+        self._moments = Moments.start(len(settings.names), forget=settings.budget.forget)
+        self._estimate: Floats | None = None
+        self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+
+    @property
+    def bits(self) -> list[float]:
+        """Give the bits per probe context that each node was allotted in this round."""
+        return [self._plans[node].bits for node in sorted(self._plans)]
+
+    @property
+    def weights(self) -> Floats | None:
+        """Give the nodes' estimated weights, once there are any."""
+        return self._estimate
+
+    @property
+    def missing(self) -> list[int]:
+        """List the nodes that have not answered yet."""
+        return [node for node in self._plans if node not in self._frames]
+
+    @property
+    def sent(self) -> dict[int, int]:
+        """Give the payload bytes of each accepted frame."""
+        return {node: len(self._frames[node]) - OVERHEAD for node in sorted(self._frames)}
+
+    def open(self, broadcast: Broadcast, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[int, Task]:
+        """Begin the next round: give a task for each node."""
+        self._step("open")
+        self.round += 1
+        s = self.settings
+        bits = s.budget.bits(self.round, self._estimate)
+        self._plans = {
+            node: Plan(
+                run_key=s.run_key,
+                round=self.round,
+                node=node,
+                probe=s.probe,
+                contexts=s.contexts,
+                vocab=s.vocab,
+                bits=float(bits[node]),
+                clip=s.clips[node],
+            )
+            for node in range(len(s.names))
+        }
+        self._frames = {}
+        return {node: Task(plan, s.codec, s.against, broadcast, arrays) for node, plan in self._plans.items()}
+
+    def frame(self, node: int, data: bytes) -> Receipt:
+        """Take a frame that came over node's channel; give the receipt, which is recorded too."""
+        receipt = Receipt(self.round, node, *self._judge(node, data))
+        if receipt.verdict == "accepted":
+            self._frames[node] = bytes(data)
+        self.receipts.append(receipt)
+        return receipt
+
+    def close(self) -> list[int]:
+        """End the collecting; refuse below the quorum, and go on collecting."""
+        if self.phase is Phase.COLLECTING and len(self._frames) < self.settings.quorum:
+            names = ", ".join(self.settings.names[node] for node in self.missing)
+            raise QuorumError(
+                f"round {self.round}: {len(self._frames)} of {len(self._plans)} nodes answered, the quorum is "
+                f"{self.settings.quorum}; missing: {names}"
+            )
+        self._step("close")
+        return sorted(self._frames)
+
+    def combine(self) -> Combined:
+        """Decode and combine, block by block over contexts, nodes in the order of their numbers."""
+        self._step("combine")
+        s, nodes = self.settings, sorted(self._frames)
+        codec, rule = codecs.get(s.codec), rules.get(s.rule)
+        payloads = {node: self._payload(node, self._frames[node]) for node in nodes}
+        target = np.empty((s.contexts, s.vocab), np.float32)
+        noise, total, c_p = np.zeros(len(s.names)), np.zeros(len(s.names)), 0.0
+        for rows in _blocks(s.contexts, s.vocab * len(nodes)):
+            replies = [codec.decode(payloads[node], self._plans[node], rows) for node in nodes]
+            values = np.stack([self._absolute(node, rows, reply) for node, reply in zip(nodes, replies, strict=True)])
+            variance = np.stack([np.broadcast_to(reply.variance, values.shape[1:]) for reply in replies])
+            target[rows.start : rows.stop] = rule(values, variance)
+            for k, node in enumerate(nodes):
+                noise[node] += float(variance[k].sum(dtype=np.float64))
+                total[node] += float(np.square(values[k], dtype=np.float64).sum())
+            c_p += nd(softmax(target[rows.start : rows.stop])).value * len(rows)
+        coordinates = s.contexts * s.vocab
+        self._learn(nodes, noise / coordinates, total, coordinates)
+        sigma2 = float(noise.sum()) / coordinates / len(nodes) ** 2
+        return Combined(target, nodes, sigma2, upper=sigma2 / 2, lower=c_p / s.contexts * sigma2 / 4)
+
+    def distilled(self) -> bool:
+        """End the round; say whether it was the last."""
+        self._step("distilled")
+        if self.round >= self.settings.rounds:
+            self.phase = Phase.DONE
+        return self.phase is Phase.DONE
+
+    def state(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
+        """Give what a checkpoint must hold between two rounds: arrays, and a JSON object."""
+        if self.phase not in (Phase.READY, Phase.DONE):
+            raise ProtocolError(f"a checkpoint is taken between rounds, not while {self.phase.value}")
+        arrays: dict[str, np.ndarray[Any, Any]] = {
+            "moments_total": self._moments.total,
+            "moments_count": self._moments.count,
+        }
+        if self._estimate is not None:
+            arrays["estimate"] = self._estimate
+        arrays.update({f"reconstruction_{node}": value for node, value in self._reconstructions.items()})
+        return arrays, {"round": self.round, "receipts": [list(receipt) for receipt in self.receipts]}
+
+    def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.round = int(meta["round"])
+        self.receipts = [Receipt(*receipt) for receipt in meta["receipts"]]
+        self._moments = Moments(arrays["moments_total"], arrays["moments_count"], self.settings.budget.forget)
+        self._estimate = arrays.get("estimate")
+        prefix = "reconstruction_"
+        self._reconstructions = {
+            int(name.removeprefix(prefix)): value for name, value in arrays.items() if name.startswith(prefix)
+        }
+        self.phase = Phase.DONE if self.round >= self.settings.rounds else Phase.READY
+
+    def _step(self, event: str) -> None:
+        if (self.phase, event) not in LEGAL:
+            raise ProtocolError(f"'{event}' is not possible while {self.phase.value} (round {self.round})")
+        self.phase = LEGAL[self.phase, event]
+
+    def _judge(self, node: int, data: bytes) -> tuple[str, str]:
+        if self.phase is not Phase.COLLECTING:
+            return "refused", f"late: the aggregator is {self.phase.value}"
+        if node not in self._plans:
+            return "refused", f"unknown node {node}"
+        if node in self._frames:
+            same = self._frames[node] == data
+            return (
+                ("duplicate", "") if same else ("refused", "a second, different frame in this round: the first counts")
+            )
+        try:
+            self._verify(node, data)
+        except FrameError as error:
+            return "refused", str(error)
+        return "accepted", ""
+
+    def _verify(self, node: int, data: bytes) -> None:
+        """Decode all of a frame once and forget it: after acceptance nothing can fail."""
+        payload, plan, codec = self._payload(node, data), self._plans[node], codecs.get(self.settings.codec)
+        for rows in _blocks(plan.contexts, plan.vocab):
+            codec.decode(payload, plan, rows)
+
+    def _payload(self, node: int, data: bytes) -> memoryview:
+        key = self.settings.mac_keys.get(node, b"")
+        return unseal(data, self._plans[node], codecs.get(self.settings.codec).code, key=key)
+
+    def _absolute(self, node: int, rows: range, reply: Decoded) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Add what the node coded against, and keep the sum if it will be needed."""
+        values = reply.values.astype(np.float32, copy=False)
+        if self.settings.against == "nothing":
+            return values
+        s = self.settings
+        own = self._reconstructions.setdefault(node, np.zeros((s.contexts, s.vocab), np.float32))
+        own[rows.start : rows.stop] += values
+        return own[rows.start : rows.stop]
+
+    def _learn(self, nodes: list[int], noise: Floats, total: Floats, count: int) -> None:
+        """Update the weights' estimate from what this round brought."""
+        budget = self.settings.budget
+        self._moments = self._moments.add({node: (float(total[node]), count) for node in nodes})
+        if budget.estimator == "second-moment" and (self._moments.count > 0).all():
+            self._estimate = self._moments.weights()
+        if budget.estimator == "distortion":
+            rates = np.array([self._plans[node].bits for node in nodes])
+            estimate = np.ones(len(self.settings.names)) if self._estimate is None else self._estimate.copy()
+            estimate[nodes] = noise[nodes] * np.exp2(2 * rates / self.settings.vocab)
+            self._estimate = estimate
+
+
+def _blocks(contexts: int, width: int) -> Iterator[range]:
+    stride = max(_BLOCK // width, 1)
+    for start in range(0, contexts, stride):
+        yield range(start, min(start + stride, contexts))

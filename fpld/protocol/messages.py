@@ -1,0 +1,72 @@
+"""What travels: a task down (plan, coding, what is broadcast), a frame up.
+
+A task is bytes in the safetensors format: arrays, and one JSON object in the metadata. A node checks it as it would
+check anything from outside: sizes follow from what is there, nothing is executed, unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from fpld.arrays import dump_arrays, parse_arrays
+from fpld.errors import InputError
+from fpld.types import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Against = Literal["nothing", "own"]
+Broadcast = Literal["none", "weights", "logits"]
+FORMAT = "fpld-task-1"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Task:
+    """Tell a node what to do in a round.
+
+    `against` is what the node codes its logits against: nothing, or its own last reconstruction (sequential
+    refinement). `broadcast` is what `arrays` holds: nothing (the node goes on with what it has), the student's
+    weights, or the combined logits of the last round as `logits` [m, V], from which the node distils its own model.
+    """
+
+    plan: Plan
+    codec: str
+    against: Against = "nothing"
+    broadcast: Broadcast = "none"
+    arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Serialize, the same for the same task."""
+        plan = {k: v.hex() if isinstance(v, bytes) else v for k, v in asdict(self.plan).items()}
+        head = {"plan": plan, "codec": self.codec, "against": self.against, "broadcast": self.broadcast}
+        return dump_arrays(self.arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Task:
+        """Parse and check; anything but a whole and sound task is refused."""
+        arrays, metadata = parse_arrays(data, "task")
+        if metadata.get("format") != FORMAT:
+            raise InputError(f"task: format must be {FORMAT!r}, got {metadata.get('format')!r}")
+        try:
+            head = json.loads(metadata["task"])
+            fields = dict(head.pop("plan"))
+            for name in ("run_key", "probe"):
+                fields[name] = bytes.fromhex(fields[name])
+            task = cls(Plan(**fields), arrays=arrays, **head)
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise InputError(f"task: must hold a sound plan, but {error}") from error
+        for name, value, known in (
+            ("against", task.against, ("nothing", "own")),
+            ("broadcast", task.broadcast, ("none", "weights", "logits")),
+        ):
+            if value not in known:
+                raise InputError(f"task: {name} must be one of {', '.join(known)}, got {value!r}")
+        return task
+
+
+def digest(data: bytes) -> str:
+    """Name a message by its SHA-256."""
+    return hashlib.sha256(data).hexdigest()

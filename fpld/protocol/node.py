@@ -1,0 +1,85 @@
+"""The node as a state machine: tasks in, frames out, no training and no files here.
+
+    idle ----task----> training ----logits----> answered ----task of a later round----> training
+                          |                        |
+                          '---the same task again--'---the same task again: the same frame, no new dither
+
+Anything else is refused and changes nothing. Sending the same logits twice under fresh dither would tell more about
+them than the budget allows, so an answered round is answered with the very same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.errors import InputError, ProtocolError
+from fpld.protocol.messages import Task, digest
+from fpld.quantize import centre
+from fpld.registry import codecs
+from fpld.wire import seal, unseal
+
+if TYPE_CHECKING:
+    from fpld.types import Reals
+
+
+class Phase(Enum):
+    """Where a node is."""
+
+    IDLE = "idle"
+    TRAINING = "training"
+    ANSWERED = "answered"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Node:
+    """What a node must keep between messages; `receive` and `answer` give the next one."""
+
+    index: int
+    probe: bytes
+    phase: Phase = Phase.IDLE
+    round: int = 0
+    task: str = ""
+    frame: bytes = b""
+    reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None = None
+
+    def receive(self, data: bytes) -> tuple[Node, Task, bytes | None]:
+        """Take a task; give the frame if it was answered before, and None if there is work to do."""
+        task = Task.from_bytes(data)
+        plan = task.plan
+        if plan.node != self.index:
+            raise ProtocolError(f"the task is for node {plan.node}, this is node {self.index}")
+        if plan.probe != self.probe:
+            raise ProtocolError(
+                f"the task's probe set is {plan.probe.hex()}, this node's is {self.probe.hex()}: fetch the same one"
+            )
+        if plan.round < self.round:
+            raise ProtocolError(f"the task is for round {plan.round}, this node is in round {self.round}")
+        if plan.round == self.round and self.task:
+            if digest(data) != self.task:
+                raise ProtocolError(f"a second, different task for round {plan.round}")
+            return self, task, self.frame if self.phase is Phase.ANSWERED else None
+        if task.against == "own" and self.reconstruction is None and self.round > 0:
+            raise ProtocolError("the task codes against a reconstruction that this node does not have")
+        return replace(self, phase=Phase.TRAINING, round=plan.round, task=digest(data), frame=b""), task, None
+
+    def answer(self, task: Task, logits: Reals, *, key: bytes = b"") -> tuple[Node, bytes]:
+        """Code the logits of the trained model under the task's plan; give the frame to send."""
+        if self.phase is not Phase.TRAINING or task.plan.round != self.round:
+            raise ProtocolError(f"logits for round {task.plan.round} while {self.phase.value} in round {self.round}")
+        codec, plan = codecs.get(task.codec), task.plan
+        if np.shape(logits) != plan.shape:
+            raise InputError(f"logits must have shape {plan.shape}, got {np.shape(logits)}")
+        # Softmax does not see a constant, but clips and robust rules do: all nodes centre alike.
+        centred = centre(np.asarray(logits, np.float32))
+        base = self.reconstruction if task.against == "own" else None
+        payload = codec.encode(centred if base is None else centred - base, plan)
+        frame = seal(payload, plan, codec.code, key=key)
+        reconstruction = None
+        if task.against == "own":
+            sent = codec.decode(unseal(frame, plan, codec.code, key=key), plan).values.astype(np.float32)
+            reconstruction = sent if base is None else base + sent
+        return replace(self, phase=Phase.ANSWERED, frame=frame, reconstruction=reconstruction), frame
