@@ -39,8 +39,8 @@ class TransformerConfig:
     heads: int = 4
     length: int = 32
     batch: int = 8
-    rate: float = 6e-3
-    distill_rate: float = 6e-3
+    rate: float = 4e-3
+    distill_rate: float = 3e-3
     weight_decay: float = 0.1
     clip: float = 1.0
 
