@@ -45,13 +45,19 @@ class Section(BaseModel):
 
 
 class RunSection(Section):
-    """[run]: rounds, seed, and what to compare with."""
+    """[run]: rounds, seed, the folder, and how many nodes must answer for a round to count (default: all)."""
 
     rounds: Count = 3
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     out: str = "runs/run"
     quorum: Count | None = None
-    baselines: list[Literal["alone", "pooled", "fedavg", "float32"]] = ["alone", "pooled", "fedavg", "float32"]
+
+
+class BaselinesSection(Section):
+    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule."""
+
+    methods: list[Literal["alone", "pooled", "fedavg", "float32"]] = ["alone", "pooled", "fedavg", "float32"]
+    rate: Positive | None = None
 
 
 class DataSection(Section):
@@ -133,7 +139,7 @@ class CombineSection(Section):
 
 
 class TrainSection(Section):
-    """[base], [local], [distill]: steps, and the learning rate of the first and of the last round."""
+    """[local], [distill]: steps, and the learning rate of the first and of the last round; [base]: before the first."""
 
     steps: Count
     rate: Positive | None = None
@@ -166,9 +172,10 @@ class Config(Section):
     codec: CodecSection = CodecSection()
     combine: CombineSection = CombineSection()
     student: dict[str, Any]
-    base: TrainSection
+    base: TrainSection | None = None
     local: TrainSection
     distill: TrainSection
+    baselines: BaselinesSection = BaselinesSection()
     engine: EngineSection = EngineSection()
 
     @model_validator(mode="after")
@@ -180,9 +187,9 @@ class Config(Section):
             raise ValueError(f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}")
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
             raise ValueError("combine.broadcast must be 'logits' when nodes have students of their own")
-        if self.combine.broadcast == "logits" and "fedavg" in self.run.baselines:
+        if self.combine.broadcast == "logits" and "fedavg" in self.baselines.methods:
             raise ValueError(
-                "run.baselines: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
+                "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
             )
         if self.data.corpus is None and self.data.path is None and any(node.data is None for node in self.nodes):
             raise ValueError("data.corpus or data.path must be given, or data at every node")

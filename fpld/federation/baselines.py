@@ -60,7 +60,7 @@ def pooled(config: Config, run: RunFolder, pool: Executor, report: Callable[[str
         [str(text) for text in texts],
         config.local.steps * config.run.rounds,
         derive_seed(config.run.seed, "pooled"),
-        config.local.rate,
+        config.baselines.rate or config.local.rate,
     ).result()
     losses = pool.submit(jobs.evaluate, *evaluation(config, run, state)).result()
     uplink = sum(text.stat().st_size for text in texts)

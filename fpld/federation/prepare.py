@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fpld import data, students
+from fpld import data
 from fpld.errors import InputError
 from fpld.federation.training import make_student
 from fpld.seeds import derive_seed
@@ -181,19 +181,14 @@ def _bases(config: Config, store: RunFolder, prepared: Prepared, report: Callabl
         name = base_file(config, index)
         if store.has(name):
             continue
-        report(f"training the base model on public text ({config.base.steps} steps)")
         options = student_options(config, index)
         student = make_student(options, prepared.vocab, derive_seed(config.run.seed, "base", name))
         if student.longest is not None and student.longest < config.probe.length:
             raise InputError(
                 f"student.length must be at least probe.length = {config.probe.length}, got {student.longest}"
             )
-        if not getattr(student, "pretrained", False):
-            student.finetune(
-                prepared.public,
-                steps=config.base.steps,
-                seed=derive_seed(config.run.seed, "base text", name),
-                rate=config.base.rate,
-            )
+        if config.base is not None:
+            report(f"training the base model on public text ({config.base.steps} steps)")
+            seed = derive_seed(config.run.seed, "base text", name)
+            student.finetune(prepared.public, steps=config.base.steps, seed=seed, rate=config.base.rate)
         student.save(store.path / name)
-    students.load(store.path / base_file(config, None))

@@ -64,7 +64,7 @@ def settings(config: Config, prepared: Prepared) -> Settings:
         if cap < least:
             raise InputError(
                 f"node {node.name!r} may send {cap / vocab:.3g} bits per coordinate a round, the codec "
-                f"{config.codec.name!r} needs {least / vocab:.3g}: raise its bits or uplink, the deadline, or use fewer contexts"
+                f"{config.codec.name!r} needs {least / vocab:.3g}: raise its bits or uplink, or use fewer contexts"
             )
         floors.append(least)
         caps.append(cap)

@@ -38,7 +38,8 @@ def run(config: Config, text: str, out: Path, *, resume: bool, report: Callable[
             # The federation waits for its slowest node and for distillation: baselines fill the gaps.
             main = threads.submit(_federation, config, store, prepared, "fpld", pool, report)
             others = [
-                threads.submit(_baseline, name, config, store, prepared, pool, report) for name in config.run.baselines
+                threads.submit(_baseline, name, config, store, prepared, pool, report)
+                for name in config.baselines.methods
             ]
             base = pool.submit(jobs.evaluate, *evaluation(config, store, None)).result()
             outcome = main.result()

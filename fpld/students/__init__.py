@@ -18,7 +18,17 @@ def _transformer() -> type[Student]:
     return Transformer
 
 
-KINDS: dict[str, Callable[[], type[Student]]] = {"ngram": lambda: NGram, "transformer": _transformer}
+def _huggingface() -> type[Student]:
+    from fpld.students.huggingface import HuggingFace  # transformers: loaded only for who uses it
+
+    return HuggingFace
+
+
+KINDS: dict[str, Callable[[], type[Student]]] = {
+    "ngram": lambda: NGram,
+    "transformer": _transformer,
+    "huggingface": _huggingface,
+}
 """Each kind of student, by its name in model files and configurations, and how to import its class."""
 
 
