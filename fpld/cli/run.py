@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +50,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": arguments.seed})})
     out = arguments.out if arguments.out is not None else Path(config.run.out)
     started = time.monotonic()
+    _stop_at_signals()
     with output.status() as report:
         rows = run_federation(config, text, out, resume=arguments.resume, report=report)
     output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
@@ -54,3 +59,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.note(f"gap between the best node alone and pooled training that fpld closes: {closed:.0%}")
     output.note(f"student, trace and checkpoints: {out}; {time.monotonic() - started:.0f} s")
     return 0
+
+
+def _stop_at_signals() -> None:
+    """End at once on Ctrl-C and SIGTERM: what is on disk is whole at any moment, so there is nothing to wait for."""
+
+    def stop(number: int, _frame: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        sys.stderr.write("stopped; --resume goes on from the last closed round\n")
+        sys.stderr.flush()
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)

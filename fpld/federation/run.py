@@ -65,6 +65,8 @@ def _claim(store: RunFolder, text: str, resume: bool) -> None:
             raise InputError(
                 f"{store.path} holds a run of another configuration: --resume with the one in its config.toml"
             )
+        for leftover in store.path.rglob(".*"):  # half-written files of a run that was killed
+            leftover.unlink()
         return
     if resume:
         raise InputError(f"{store.path} holds no run to resume: leave --resume out to start one")
