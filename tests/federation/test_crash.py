@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import os
-import random
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-
-def command(config: Path, out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "fpld", "run", str(config), "--out", str(out), "--json", *more]
-
-
-def finish(config: Path, out: Path) -> bytes:
-    """Resume until the run is done; give the student's bytes."""
-    more = ["--resume"] if (out / "config.toml").exists() else []
-    done = subprocess.run(command(config, out, *more), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return (out / "student.safetensors").read_bytes()
+from benchmarks.kill_and_resume import command, differing, finish
 
 
 def lengthened(config: Path) -> Path:
@@ -36,25 +24,7 @@ def lengthened(config: Path) -> Path:
 
 @pytest.mark.slow
 def test_sigkill_at_random_moments_gives_identical_students(config_file: Path, tmp_path: Path) -> None:
-    config = lengthened(config_file)
-    started = time.monotonic()
-    expected = finish(config, tmp_path / "undisturbed")
-    whole = time.monotonic() - started
-    random_moments = random.Random(11)
-    for trial in range(4):
-        out = tmp_path / f"killed-{trial}"
-        for _ in range(2):  # killed twice
-            more = ["--resume"] if (out / "config.toml").exists() else []
-            victim = subprocess.Popen(
-                command(config, out, *more),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            time.sleep(random_moments.uniform(0.1, 1.0) * whole)
-            os.killpg(victim.pid, signal.SIGKILL)
-            victim.wait()
-        assert finish(config, out) == expected
+    assert differing(lengthened(config_file), tmp_path, trials=3, kills=2, seed=11) == []
 
 
 def limited() -> None:
