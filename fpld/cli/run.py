@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     started = time.monotonic()
     _stop_at_signals()
     with output.status() as report:
-        rows = run_federation(config, text, out, resume=arguments.resume, report=report)
+        rows = run_federation(config, text, out, resume=arguments.resume, report=report, progress=report.progress)
     output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
     closed = gap_closed(rows)
     if closed is not None:
