@@ -25,17 +25,18 @@ from fpld.arrays import read_arrays
 from fpld.data.tokenize import check_tokens
 from fpld.errors import InputError, MissingExtraError
 from fpld.files import canonical_json
-from fpld.students.base import Progress, Student, check_count, tail_mean
-from fpld.students.transformer import pick_device, schedule
+from fpld.students.base import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
 try:
     import torch
     from torch import Tensor, nn
 except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
+
+from fpld.students.gradient import GradientStudent
 
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
@@ -99,7 +100,7 @@ class Network(nn.Module):
         return with_first[:, 1:]
 
 
-class HuggingFace(Student):
+class HuggingFace(GradientStudent):
     """A pretrained causal language model; its state is what is trained: adapters, or all weights."""
 
     kind = "huggingface"
@@ -131,9 +132,9 @@ class HuggingFace(Student):
         return self._config
 
     @property
-    def window(self) -> int:
-        """Return how many tokens of context training uses."""
-        return self._config.length
+    def micro(self) -> int:
+        """Return how many sequences of a minibatch are done at a time."""
+        return self._config.micro
 
     @property
     def longest(self) -> int | None:
@@ -160,12 +161,6 @@ class HuggingFace(Student):
         student.load_state(state)
         return student
 
-    def to(self, device: str) -> Self:
-        """Move to a device ("auto", "cpu" or "cuda") in place; a file is always loaded to the CPU."""
-        self.device = pick_device(device)
-        self._network.to(self.device)
-        return self
-
     def copy(self) -> Self:
         """Return a student with the same parameters; weights that are never trained are shared."""
         other = copy.copy(self)
@@ -173,108 +168,9 @@ class HuggingFace(Student):
         other._network = copy.deepcopy(self._network, frozen)
         return other
 
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: weight for name, weight in self._network.named_parameters() if weight.requires_grad}
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of the parameters that are trained."""
-        return {name: weight.detach().cpu().numpy().copy() for name, weight in self._trained().items()}
-
-    @torch.no_grad()
-    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for name, weight in self._trained().items():
-            weight.copy_(torch.from_numpy(state[name]))
-
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
         return super()._blocks(sequences, max(1, min(size, fits)))
-
-    @torch.inference_mode()
-    def _block(self, sequences: np.ndarray) -> np.ndarray:
-        out: np.ndarray = self._network(self._ids(sequences)).float().cpu().numpy()
-        return out.reshape(-1, self.vocab)
-
-    def _ids(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(ids.astype(np.int64)).to(self.device)
-
-    def _finetune(
-        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
-    ) -> float:
-        rng = np.random.default_rng(seed)
-        rate = rate or self._config.rate
-        return self._train(lambda: self._text_step(tokens, rng, 1.0), steps, rate, progress)
-
-    def _distill(
-        self,
-        sequences: np.ndarray,
-        targets: np.ndarray,
-        steps: int,
-        seed: int,
-        rate: float | None,
-        public: np.ndarray | None,
-        public_weight: float,
-        progress: Progress | None,
-    ) -> float:
-        rng = np.random.default_rng(seed)
-        order = np.empty(0, np.int64)
-
-        def divergence(rows: np.ndarray) -> Tensor:
-            return self._divergence(sequences[rows], targets[rows])
-
-        def step() -> float:
-            nonlocal order
-            while len(order) < self._config.batch:  # every sequence once before any twice
-                order = np.concatenate([order, rng.permutation(len(sequences))])
-            chosen, order = order[: self._config.batch], order[self._config.batch :]
-            value = self._accumulate(lambda part: divergence(chosen[part]))
-            return value if public is None else value + self._text_step(public, rng, public_weight)
-
-        return self._train(step, steps, rate or self._config.distill_rate, progress)
-
-    def _text_step(self, tokens: np.ndarray, rng: np.random.Generator, weight: float) -> float:
-        """Add the gradient of `weight` times the cross entropy of windows that start at random places."""
-        starts = rng.integers(len(tokens) - self.window, size=self._config.batch)
-        windows = tokens[starts[:, None] + np.arange(self.window + 1)]  # [B, T+1]
-
-        def loss(part: slice) -> Tensor:
-            ids = self._ids(windows[part])
-            logits = self._network(ids[:, :-1]).flatten(0, 1).float()
-            return weight * nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
-
-        return self._accumulate(loss)
-
-    def _divergence(self, sequences: np.ndarray, targets: np.ndarray) -> Tensor:
-        """Return the mean over contexts of KL(softmax(targets) || student), with targets [B, T, V]."""
-        log_p = nn.functional.log_softmax(torch.from_numpy(targets).to(self.device), dim=-1)
-        log_q = nn.functional.log_softmax(self._network(self._ids(sequences)).float(), dim=-1)
-        return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
-
-    def _accumulate(self, loss: Callable[[slice], Tensor]) -> float:
-        """Sum the gradients of a minibatch a few sequences at a time, to hold few logits in memory."""
-        batch, total = self._config.batch, 0.0
-        for start in range(0, batch, self._config.micro):
-            part = slice(start, min(start + self._config.micro, batch))
-            value = loss(part) * ((part.stop - part.start) / batch)
-            value.backward()  # type: ignore[no-untyped-call]
-            total += float(value.detach())
-        return total
-
-    def _train(self, step: Callable[[], float], steps: int, rate: float, progress: Progress | None) -> float:
-        """Take AdamW steps; the optimizer starts anew, so the parameters are all the state."""
-        weights = list(self._trained().values())
-        decay = self._config.weight_decay
-        optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=decay, fused=True)
-        losses = []
-        for index in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * schedule(index, steps)
-            optimizer.zero_grad()
-            losses.append(step())
-            nn.utils.clip_grad_norm_(weights, self._config.clip)
-            optimizer.step()
-            if progress is not None:
-                progress(index + 1, steps, losses[-1])
-        return tail_mean(losses)
 
 
 class HuggingFaceTokenizer:

@@ -19,7 +19,8 @@ V = 24
 
 def transformer(seed: int) -> Student:
     pytest.importorskip("torch")
-    from fpld.students.transformer import Transformer, TransformerConfig, use_threads
+    from fpld.students.gradient import use_threads
+    from fpld.students.transformer import Transformer, TransformerConfig
 
     use_threads(1)
     return Transformer(TransformerConfig(vocab=V, layers=2, width=16, heads=2, length=12, batch=8), seed=seed)
