@@ -109,7 +109,7 @@ class Federation:
         self.store = RunFolder(run.path / name)
         self.aggregator = Aggregator(settings(config, prepared))
         self.trace: list[dict[str, Any]] = []
-        self.student: Arrays = students.load(run.path / base_file(config, None)).state()
+        self.student: Arrays = students.read_state(run.path / base_file(config, None))
         self.target: np.ndarray[Any, Any] | None = None
         self._folders = [self.store.path / "nodes" / str(index) for index in range(len(config.nodes))]
         for index, folder in enumerate(self._folders):

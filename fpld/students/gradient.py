@@ -122,7 +122,7 @@ class GradientStudent(Student):
         batch, total = self.config.batch, 0.0
         for start in range(0, batch, self.micro):
             part = slice(start, min(start + self.micro, batch))
-            value = loss(part) * ((part.stop - part.start) / batch)
+            value: Tensor = loss(part) * ((part.stop - part.start) / batch)
             value.backward()  # type: ignore[no-untyped-call]
             total += float(value.detach())
         return total

@@ -15,20 +15,20 @@ import importlib
 import json
 import math
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from fpld.arrays import read_arrays
-from fpld.data.tokenize import check_tokens
+from fpld.data.pretrained import PretrainedTokenizer
 from fpld.errors import InputError, MissingExtraError
-from fpld.files import canonical_json
 from fpld.students.base import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
 
 try:
     import torch
@@ -41,14 +41,17 @@ from fpld.students.gradient import GradientStudent
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
 
+# Reading a model and drawing adapters change what the process has once: two threads at it leave weights missing.
+_ALONE = threading.Lock()
+
 
 @dataclass(frozen=True)
 class HuggingFaceConfig:
     """Say which model it is and how it is trained.
 
-    `path` is a model folder (config.json, *.safetensors, tokenizer files) or a GGUF file. `bos` puts the
-    model's first token before every sequence. `lora` is the rank of the adapters, on all linear layers; 0
-    trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
+    `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
+    `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, on all linear
+    layers; 0 trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
 
     The last three say what was found in the folder: V, how many parameters are trained, and the SHA-256 of
     the pretrained weights. Left empty they are filled in; given, as in a student's file, they are checked,
@@ -108,7 +111,7 @@ class HuggingFace(GradientStudent):
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
-        path = Path(config.path)
+        path = locate(config.path)
         digest = weights_digest(path)
         _agree("weights", config.weights, digest, path)  # before a model is made, which takes longer
         model = load_model(path)
@@ -173,41 +176,43 @@ class HuggingFace(GradientStudent):
         return super()._blocks(sequences, max(1, min(size, fits)))
 
 
-class HuggingFaceTokenizer:
-    """The tokenizer of a model folder or a GGUF file, as a `fpld.data.Tokenizer`; adds no special token."""
+class HuggingFaceTokenizer(PretrainedTokenizer):
+    """The tokenizer of a model: a name of `MODELS`, a folder or a GGUF file."""
 
     def __init__(self, path: str | os.PathLike[str], *, vocab: int | None = None) -> None:
         """Read it; `vocab` is the V of the model, which may be larger than the tokenizer's own."""
-        folder, options = _place(Path(path))
+        folder, options = _place(locate(path))
         tokenizer = require("transformers").AutoTokenizer.from_pretrained(folder, **options)
         if not getattr(tokenizer, "is_fast", False):
             raise InputError(f"{path} must hold a tokenizer.json: only fast tokenizers are read")
-        self._backend = tokenizer.backend_tokenizer
-        own = int(self._backend.get_vocab_size())
-        self.vocab = own if vocab is None else vocab
-        if self.vocab < own:
-            raise InputError(f"vocab must be at least the tokenizer's {own}, got {vocab}")
+        super().__init__(tokenizer.backend_tokenizer.to_str(), vocab=vocab)
 
-    @property
-    def digest(self) -> str:
-        """Give the SHA-256 over the tokens and their ids, the merges and V."""
-        model = json.loads(self._backend.to_str())["model"]
-        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges", [])]
-        serial = {"vocab": self.vocab, "tokens": self._backend.get_vocab(), "merges": merges}
-        return hashlib.sha256(canonical_json(serial)).hexdigest()
 
-    def encode(self, text: str) -> np.ndarray:
-        """Give the token ids of `text`."""
-        return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
+    """Give the tokenizer of a model, with the model's V."""
+    folder, options = _place(locate(path))
+    try:
+        config = require("transformers").AutoConfig.from_pretrained(folder, **options)
+        vocab = int(config.vocab_size)
+    except (OSError, ValueError, AttributeError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path} must hold the config.json of a language model: {first}") from error
+    return HuggingFaceTokenizer(path, vocab=vocab)
 
-    def decode(self, tokens: np.ndarray) -> str:
-        """Give the text of token ids."""
-        ids = check_tokens(tokens, self.vocab).ravel().tolist()
-        return str(self._backend.decode(ids, skip_special_tokens=False))
 
-    def text_bytes(self, tokens: np.ndarray) -> int:
-        """Give the bytes of the decoded text; a character that is cut counts as its replacement mark."""
-        return len(self.decode(tokens).encode())
+def locate(path: str | os.PathLike[str]) -> Path:
+    """Give the place of a model: a name of `MODELS` is brought into the cache, any other path is itself."""
+    return MODELS[str(path)]() if str(path) in MODELS else Path(path)
+
+
+def _smollm2() -> Path:
+    from fpld.students.smollm2 import prepare_smollm2  # it builds on this module
+
+    return prepare_smollm2()
+
+
+MODELS: dict[str, Callable[[], Path]] = {"smollm2": _smollm2}
+"""Models by name; a student's file holds the name, so that it can move to another machine."""
 
 
 def load_model(path: Path) -> Any:
@@ -219,7 +224,8 @@ def load_model(path: Path) -> Any:
         options["use_safetensors"] = True
     automatic = require("transformers").AutoModelForCausalLM
     try:
-        model, report = automatic.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+        with _ALONE:
+            model, report = automatic.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
     except Exception as error:  # the readers of weights raise types of their own
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{path} must hold a causal language model that can be read: {first}") from error
@@ -284,6 +290,6 @@ def _with_lora(model: Any, config: HuggingFaceConfig, seed: int) -> Any:
         task_type="CAUSAL_LM",
     )
     # The adapters' first draw must neither depend on the global generator nor move it.
-    with torch.random.fork_rng(devices=[]):
+    with _ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return peft.get_peft_model(model, settings)
