@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +13,11 @@ import pytest
 from fpld.arrays import read_arrays
 from fpld.config import load, parse
 from fpld.data import load_tokenizer
-from fpld.errors import InputError
+from fpld.errors import InputError, MissingExtraError
 from fpld.federation.run import run
+from fpld.federation.training import make_student
 from fpld.students import load as load_student
+from fpld.students import student_class
 from tests.tiny_llama import make_llama
 
 if TYPE_CHECKING:
@@ -123,9 +127,37 @@ def test_a_tokenizer_of_no_model_is_refused(world: Path) -> None:
 
 
 def test_a_vocabulary_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> None:
-    text = configuration(world).replace('[tokenizer]\n        kind = "huggingface"', '[tokenizer]\n        kind = "bytes"')
-    with pytest.raises(InputError, match="vocab must be 256 for this student, but .* has 300"):
+    text = configuration(world).replace(
+        '[tokenizer]\n        kind = "huggingface"', '[tokenizer]\n        kind = "bytes"'
+    )
+    with pytest.raises(InputError, match=r"vocab must be 256 for this student, but .* has 300"):
         run(parse(text, "test"), text, tmp_path / "run", resume=False, report=lambda _: None)
+
+
+@pytest.mark.parametrize("module", ["transformers", "peft"])
+def test_without_the_library_the_error_names_the_extra(
+    world: Path, tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    text = configuration(world)
+    with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
+        run(parse(text, "test"), text, tmp_path / "run", resume=False, report=lambda _: None)
+
+
+def test_without_torch_too_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("huggingface", "gradient", "transformer"):
+        monkeypatch.delitem(sys.modules, f"fpld.students.{name}", raising=False)
+    with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
+        student_class("huggingface")
+
+
+def test_models_load_in_several_threads_at_once(world: Path) -> None:
+    # Two threads in the reader of transformers at once left tied weights missing.
+    options = {"kind": "huggingface", "path": str(world / "model"), "lora": 2, "length": 8}
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: make_student(options, V, 7).state(), range(8)))
+    assert all(np.array_equal(state[name], made[0][name]) for state in made for name in state)
 
 
 def test_the_preset_is_sound() -> None:
