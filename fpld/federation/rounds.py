@@ -149,7 +149,7 @@ class Federation:
         clock.lap("combine")
         report(f"round {round}: distilling the student")
         self.student, divergence = pool.submit(jobs.distill, *self._distillation(combined.target)).result()
-        self.target = combined.target
+        self.target = None if weights else combined.target  # m * V numbers: kept only to be sent
         clock.lap("distill")
         losses = pool.submit(jobs.evaluate, *evaluation(self.config, self.run, self.student)).result()
         clock.lap("evaluate")
