@@ -89,9 +89,10 @@ class ProbeSection(Section):
 
 
 class TokenizerSection(Section):
-    """[tokenizer]: bytes, a BPE trained on the public text, or that of a Hugging Face model."""
+    """[tokenizer]: bytes, a BPE trained on the public text, or that of the model at `path` (default: student.path)."""
 
     kind: Literal["bytes", "bpe", "huggingface"] = "bpe"
+    path: str | None = None
     vocab: Annotated[int, Field(ge=257, le=65536)] = 1024
 
 
@@ -194,7 +195,15 @@ class Config(Section):
             )
         if self.data.corpus is None and self.data.path is None and any(node.data is None for node in self.nodes):
             raise ValueError("data.corpus or data.path must be given, or data at every node")
+        if self.tokenizer.kind == "huggingface" and not self.model_path:
+            raise ValueError("tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'")
         return self
+
+    @property
+    def model_path(self) -> str:
+        """Give the path or name of the pretrained model whose tokenizer is used, or nothing."""
+        path = self.tokenizer.path or self.student.get("path")
+        return path if isinstance(path, str) else ""
 
 
 def parse(text: str, source: str) -> Config:

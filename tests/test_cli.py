@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fpld.cli import COMMANDS, main
+from fpld.data.fetch import ARCHIVES, Archive
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +65,35 @@ def test_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(row["statement"] == "Theorem 4" for row in unequal)
 
 
+def test_data_lists_what_there_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FPLD_CACHE", str(tmp_path))
+    (tmp_path / ARCHIVES["wikipedia"].filename).write_bytes(b"")
+    rows = run_json(capsys, "data", "list")["rows"]
+    assert [row["name"] for row in rows] == ["sotu", *ARCHIVES]
+    assert all(set(row) == {"name", "what", "megabytes", "licence", "cached", "file"} for row in rows)
+    assert all(row["what"] and row["licence"] and row["megabytes"] > 0 for row in rows)
+    assert [row["name"] for row in rows if row["cached"] and row["name"] != "sotu"] == ["wikipedia"]
+    assert main(["data", "list"]) == 0
+    assert "Apache-2.0" in capsys.readouterr().out
+
+
+def test_data_fetches_by_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FPLD_CACHE", str(tmp_path))
+    content = b"an archive"
+    toy = Archive("toy", "1.0", "toy.whl", hashlib.sha256(content).hexdigest(), "a toy", len(content), "none")
+    monkeypatch.setitem(ARCHIVES, "toy", toy)
+    (tmp_path / "toy.whl").write_bytes(content)
+    rows = run_json(capsys, "data", "fetch", "toy")["rows"]
+    assert [(row["name"], row["cached"], row["file"]) for row in rows] == [("toy", True, str(tmp_path / "toy.whl"))]
+    (tmp_path / "toy.whl").write_bytes(b"other bytes")
+    assert main(["data", "fetch", "toy"]) == 2
+    assert "is corrupt" in capsys.readouterr().err
+
+
 def test_reproduce_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     result = run_json(capsys, "reproduce", "refinement", "--out", str(tmp_path / "new" / "folder"))
     assert set(result["rows"][0]) >= COLUMNS["refinement"]
@@ -98,6 +129,10 @@ def test_reproduce_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         (["reproduce", "fig3"], "fig1"),
         (["reproduce", "refinement", "--seed", "-1"], "--seed"),
         (["reproduce", "refinement", "--out", "/dev/null/folder"], "--out: cannot write"),
+        (["data", "fetch"], "fetch needs names of enwik8, pubmed, smollm2, wikipedia, got none"),
+        (["data", "fetch", "pubmed", "imagenet"], "got 'imagenet'"),
+        (["data", "list", "pubmed"], "list takes no names"),
+        (["data", "drop"], "fetch"),
         (["fly"], "reproduce"),
     ],
 )

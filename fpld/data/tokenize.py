@@ -50,6 +50,9 @@ class Tokenizer(Protocol):
     def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
         """Give the number of bytes of text that the tokens stand for."""
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokenizer to a file that `load_tokenizer` reads."""
+
 
 class ByteTokenizer:
     """Take each byte of UTF-8 as a token: V = 256, nothing to train.
@@ -67,7 +70,7 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Give the bytes of `text`."""
-        return np.frombuffer(_utf8(text), np.uint8).astype(np.int32)
+        return np.frombuffer(utf8(text), np.uint8).astype(np.int32)
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
         """Give the text of bytes."""
@@ -105,7 +108,7 @@ class BpeTokenizer:
         """
         if vocab < 256:
             raise InputError(f"vocab must be at least 256, one token for each byte; got {vocab}")
-        library = _tokenizers()
+        library = tokenizers_library()
         model = library.Tokenizer(library.models.BPE())
         model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer = library.trainers.BpeTrainer(
@@ -145,7 +148,7 @@ class BpeTokenizer:
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Give the token ids of `text`."""
-        _utf8(text)
+        utf8(text)
         # The fast call leaves out the offsets, which nobody asks for: a quarter less time.
         return np.array(self._library.encode_batch_fast([text])[0].ids, np.int32)
 
@@ -180,7 +183,7 @@ class BpeTokenizer:
 
     @functools.cached_property
     def _library(self) -> Any:
-        library = _tokenizers()
+        library = tokenizers_library()
         names = [_printable(token) for token in self._tokens]
         merges = [(_printable(left), _printable(right)) for left, right in self._merges]
         vocab = {name: index for index, name in enumerate(names)}
@@ -189,15 +192,19 @@ class BpeTokenizer:
         return model
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> ByteTokenizer | BpeTokenizer:
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Read a tokenizer that `save` wrote."""
     file = Path(path)
     serial = read_json(file, FORMAT)
     if serial.get("kind") == "byte":
         return ByteTokenizer()
     try:
+        if serial["kind"] == "pretrained":
+            from fpld.data.pretrained import PretrainedTokenizer  # it builds on this module
+
+            return PretrainedTokenizer(json.dumps(serial["tokenizer"]), vocab=serial["vocab"])
         if serial["kind"] != "bpe":
-            raise InputError(f"{file}: kind must be 'byte' or 'bpe', got {serial['kind']!r}")
+            raise InputError(f"{file}: kind must be 'byte', 'bpe' or 'pretrained', got {serial['kind']!r}")
         tokens = [bytes.fromhex(token) for token in serial["tokens"]]
         merges = [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in serial["merges"]]
         return BpeTokenizer(tokens, merges)
@@ -242,7 +249,8 @@ def check_tokens(tokens: NDArray[np.integer[Any]], vocab: int) -> NDArray[np.int
     return array
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
+    """Give the bytes of a text, or say where it is none."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -273,7 +281,8 @@ def _from_printable(name: str) -> bytes:
     return bytes(back[character] for character in name)
 
 
-def _tokenizers() -> Any:
+def tokenizers_library() -> Any:
+    """Import the tokenizers library, or say which extra brings it."""
     try:
         import tokenizers
     except ImportError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,13 +81,18 @@ def evaluate(base: str, kind: str, state: Arrays | None, heldout: str, length: i
 
 
 class Inline(Executor):
-    """Do jobs in this process, at once: for tests and for who wants no processes."""
+    """Do jobs in this process, one at a time: for tests and for who wants no processes."""
+
+    def __init__(self) -> None:
+        # Several threads submit; loading a model and drawing its first weights touch what the process has once.
+        self._one = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run now; the future is done when it is given."""
         future: Future[Any] = Future()
         try:
-            future.set_result(fn(*args, **kwargs))
+            with self._one:
+                future.set_result(fn(*args, **kwargs))
         except Exception as error:  # handed to whoever asks for the result, as a pool does
             future.set_exception(error)
         return future

@@ -58,9 +58,8 @@ def _texts(config: Config, store: RunFolder, report: Callable[[str], None]) -> N
     documents = _documents(config)
     shards = _shards(config, documents)
     public = _public(config, documents)
-    report(f"training the tokenizer on public text ({data_size(public):.1f} MB)")
-    tokenizer = _tokenizer(config, public)
-    tokenizer.save(store.path / "tokenizer.json")  # type: ignore[attr-defined]
+    tokenizer = _tokenizer(config, public, report)
+    tokenizer.save(store.path / "tokenizer.json")
     public_tokens = data.encode_documents(public, tokenizer)
     store.write_arrays("public.safetensors", {"tokens": public_tokens})
     data.ProbeSet.draw(
@@ -151,14 +150,17 @@ def data_size(documents: list[Document]) -> float:
     return sum(document.size for document in documents) / 1e6
 
 
-def _tokenizer(config: Config, public: list[Document]) -> Tokenizer:
+def _tokenizer(config: Config, public: list[Document], report: Callable[[str], None]) -> Tokenizer:
     if config.tokenizer.kind == "bytes":
         return data.ByteTokenizer()
     if config.tokenizer.kind == "bpe":
+        report(f"training the tokenizer on public text ({data_size(public):.1f} MB)")
         return data.BpeTokenizer.train([document.text for document in public], vocab=config.tokenizer.vocab)
-    from fpld.students.huggingface import HuggingFaceTokenizer
+    from fpld.students.huggingface import model_tokenizer
 
-    return HuggingFaceTokenizer(config.student["path"])
+    path = config.model_path
+    report(f"reading the tokenizer of {path} (a model by name is fetched and converted the first time)")
+    return model_tokenizer(path)
 
 
 def student_options(config: Config, index: int | None) -> dict[str, Any]:

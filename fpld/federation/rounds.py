@@ -111,7 +111,7 @@ class Federation:
         self.store = RunFolder(run.path / name)
         self.aggregator = Aggregator(settings(config, prepared))
         self.trace: list[dict[str, Any]] = []
-        self.student: Arrays = students.load(run.path / base_file(config, None)).state()
+        self.student: Arrays = students.read_state(run.path / base_file(config, None))
         self.target: np.ndarray[Any, Any] | None = None
         self._busy: set[int] = set()
         self._folders = [self.store.path / "nodes" / str(index) for index in range(len(config.nodes))]
@@ -148,7 +148,7 @@ class Federation:
         clock.lap("combine")
         report(f"round {round}: distilling the student")
         self.student, divergence = pool.submit(jobs.distill, *self._distillation(combined.target)).result()
-        self.target = combined.target
+        self.target = None if weights else combined.target  # m * V numbers: kept only to be sent
         clock.lap("distill")
         losses = pool.submit(jobs.evaluate, *evaluation(self.config, self.run, self.student)).result()
         clock.lap("evaluate")

@@ -60,9 +60,8 @@ def run(
                 rows += future.result()
         rows.append(_row("fpld", outcome))
         table = [_finish(row, prepared) for row in rows]
-        student = students.load(store.path / base_file(config, None))
-        student.load_state(outcome.student)
-        student.save(store.path / "student.safetensors")
+        base_path = store.path / base_file(config, None)
+        students.write_state(store.path / "student.safetensors", outcome.student, like=base_path)
         store.write("trace.jsonl", (store.path / "fpld" / "trace.jsonl").read_bytes())
         store.write_json("result.json", table)
     return table

@@ -35,7 +35,7 @@ def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
 def one_thread(kind: str) -> None:
     """Let PyTorch use one thread: bits depend on it, and one process per node is faster than threads."""
     if kind != "ngram":
-        from fpld.students.transformer import use_threads
+        from fpld.students.gradient import use_threads
 
         use_threads(1)
 

@@ -6,7 +6,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fpld.arrays import read_arrays
+import numpy as np
+
+from fpld.arrays import read_arrays, write_arrays
 from fpld.errors import InputError
 from fpld.students.base import Progress, Student
 from fpld.students.ngram import NGram, NGramConfig
@@ -51,4 +53,14 @@ def load(path: str | Path) -> Student:
     return student_class(kind).load(path)
 
 
-__all__ = ["KINDS", "NGram", "NGramConfig", "Progress", "Student", "load", "student_class"]
+def read_state(path: str | Path) -> dict[str, np.ndarray]:
+    """Give the parameters in a student's file without making the student, which may be large."""
+    return read_arrays(path)[0]
+
+
+def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | Path) -> None:
+    """Write a student with these parameters, of the kind and configuration of the one in the file `like`."""
+    write_arrays(path, state, read_arrays(like)[1])
+
+
+__all__ = ["KINDS", "NGram", "NGramConfig", "Progress", "Student", "load", "read_state", "student_class", "write_state"]

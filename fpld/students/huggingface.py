@@ -15,21 +15,20 @@ import importlib
 import json
 import math
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from fpld.arrays import read_arrays
-from fpld.data.tokenize import check_tokens
+from fpld.data.pretrained import PretrainedTokenizer
 from fpld.errors import InputError, MissingExtraError
-from fpld.files import canonical_json
-from fpld.students.base import Progress, Student, check_count, tail_mean
-from fpld.students.transformer import pick_device, schedule
+from fpld.students.base import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
 
 try:
     import torch
@@ -37,17 +36,22 @@ try:
 except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
 
+from fpld.students.gradient import GradientStudent
+
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
+
+# Reading a model and drawing adapters change what the process has once: two threads at it leave weights missing.
+_ALONE = threading.Lock()
 
 
 @dataclass(frozen=True)
 class HuggingFaceConfig:
     """Say which model it is and how it is trained.
 
-    `path` is a model folder (config.json, *.safetensors, tokenizer files) or a GGUF file. `bos` puts the
-    model's first token before every sequence. `lora` is the rank of the adapters, on all linear layers; 0
-    trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
+    `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
+    `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, on all linear
+    layers; 0 trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
 
     The last three say what was found in the folder: V, how many parameters are trained, and the SHA-256 of
     the pretrained weights. Left empty they are filled in; given, as in a student's file, they are checked,
@@ -99,7 +103,7 @@ class Network(nn.Module):
         return with_first[:, 1:]
 
 
-class HuggingFace(Student):
+class HuggingFace(GradientStudent):
     """A pretrained causal language model; its state is what is trained: adapters, or all weights."""
 
     kind = "huggingface"
@@ -107,7 +111,7 @@ class HuggingFace(Student):
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
-        path = Path(config.path)
+        path = locate(config.path)
         digest = weights_digest(path)
         _agree("weights", config.weights, digest, path)  # before a model is made, which takes longer
         model = load_model(path)
@@ -131,9 +135,9 @@ class HuggingFace(Student):
         return self._config
 
     @property
-    def window(self) -> int:
-        """Return how many tokens of context training uses."""
-        return self._config.length
+    def micro(self) -> int:
+        """Return how many sequences of a minibatch are done at a time."""
+        return self._config.micro
 
     @property
     def longest(self) -> int | None:
@@ -160,12 +164,6 @@ class HuggingFace(Student):
         student.load_state(state)
         return student
 
-    def to(self, device: str) -> Self:
-        """Move to a device ("auto", "cpu" or "cuda") in place; a file is always loaded to the CPU."""
-        self.device = pick_device(device)
-        self._network.to(self.device)
-        return self
-
     def copy(self) -> Self:
         """Return a student with the same parameters; weights that are never trained are shared."""
         other = copy.copy(self)
@@ -173,145 +171,48 @@ class HuggingFace(Student):
         other._network = copy.deepcopy(self._network, frozen)
         return other
 
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: weight for name, weight in self._network.named_parameters() if weight.requires_grad}
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of the parameters that are trained."""
-        return {name: weight.detach().cpu().numpy().copy() for name, weight in self._trained().items()}
-
-    @torch.no_grad()
-    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        for name, weight in self._trained().items():
-            weight.copy_(torch.from_numpy(state[name]))
-
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
         return super()._blocks(sequences, max(1, min(size, fits)))
 
-    @torch.inference_mode()
-    def _block(self, sequences: np.ndarray) -> np.ndarray:
-        out: np.ndarray = self._network(self._ids(sequences)).float().cpu().numpy()
-        return out.reshape(-1, self.vocab)
 
-    def _ids(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(ids.astype(np.int64)).to(self.device)
-
-    def _finetune(
-        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
-    ) -> float:
-        rng = np.random.default_rng(seed)
-        rate = rate or self._config.rate
-        return self._train(lambda: self._text_step(tokens, rng, 1.0), steps, rate, progress)
-
-    def _distill(
-        self,
-        sequences: np.ndarray,
-        targets: np.ndarray,
-        steps: int,
-        seed: int,
-        rate: float | None,
-        public: np.ndarray | None,
-        public_weight: float,
-        progress: Progress | None,
-    ) -> float:
-        rng = np.random.default_rng(seed)
-        order = np.empty(0, np.int64)
-
-        def divergence(rows: np.ndarray) -> Tensor:
-            return self._divergence(sequences[rows], targets[rows])
-
-        def step() -> float:
-            nonlocal order
-            while len(order) < self._config.batch:  # every sequence once before any twice
-                order = np.concatenate([order, rng.permutation(len(sequences))])
-            chosen, order = order[: self._config.batch], order[self._config.batch :]
-            value = self._accumulate(lambda part: divergence(chosen[part]))
-            return value if public is None else value + self._text_step(public, rng, public_weight)
-
-        return self._train(step, steps, rate or self._config.distill_rate, progress)
-
-    def _text_step(self, tokens: np.ndarray, rng: np.random.Generator, weight: float) -> float:
-        """Add the gradient of `weight` times the cross entropy of windows that start at random places."""
-        starts = rng.integers(len(tokens) - self.window, size=self._config.batch)
-        windows = tokens[starts[:, None] + np.arange(self.window + 1)]  # [B, T+1]
-
-        def loss(part: slice) -> Tensor:
-            ids = self._ids(windows[part])
-            logits = self._network(ids[:, :-1]).flatten(0, 1).float()
-            return weight * nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
-
-        return self._accumulate(loss)
-
-    def _divergence(self, sequences: np.ndarray, targets: np.ndarray) -> Tensor:
-        """Return the mean over contexts of KL(softmax(targets) || student), with targets [B, T, V]."""
-        log_p = nn.functional.log_softmax(torch.from_numpy(targets).to(self.device), dim=-1)
-        log_q = nn.functional.log_softmax(self._network(self._ids(sequences)).float(), dim=-1)
-        return (log_p.exp() * (log_p - log_q)).sum(-1).mean()
-
-    def _accumulate(self, loss: Callable[[slice], Tensor]) -> float:
-        """Sum the gradients of a minibatch a few sequences at a time, to hold few logits in memory."""
-        batch, total = self._config.batch, 0.0
-        for start in range(0, batch, self._config.micro):
-            part = slice(start, min(start + self._config.micro, batch))
-            value = loss(part) * ((part.stop - part.start) / batch)
-            value.backward()  # type: ignore[no-untyped-call]
-            total += float(value.detach())
-        return total
-
-    def _train(self, step: Callable[[], float], steps: int, rate: float, progress: Progress | None) -> float:
-        """Take AdamW steps; the optimizer starts anew, so the parameters are all the state."""
-        weights = list(self._trained().values())
-        decay = self._config.weight_decay
-        optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.98), weight_decay=decay, fused=True)
-        losses = []
-        for index in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * schedule(index, steps)
-            optimizer.zero_grad()
-            losses.append(step())
-            nn.utils.clip_grad_norm_(weights, self._config.clip)
-            optimizer.step()
-            if progress is not None:
-                progress(index + 1, steps, losses[-1])
-        return tail_mean(losses)
-
-
-class HuggingFaceTokenizer:
-    """The tokenizer of a model folder or a GGUF file, as a `fpld.data.Tokenizer`; adds no special token."""
+class HuggingFaceTokenizer(PretrainedTokenizer):
+    """The tokenizer of a model: a name of `MODELS`, a folder or a GGUF file."""
 
     def __init__(self, path: str | os.PathLike[str], *, vocab: int | None = None) -> None:
         """Read it; `vocab` is the V of the model, which may be larger than the tokenizer's own."""
-        folder, options = _place(Path(path))
+        folder, options = _place(locate(path))
         tokenizer = require("transformers").AutoTokenizer.from_pretrained(folder, **options)
         if not getattr(tokenizer, "is_fast", False):
             raise InputError(f"{path} must hold a tokenizer.json: only fast tokenizers are read")
-        self._backend = tokenizer.backend_tokenizer
-        own = int(self._backend.get_vocab_size())
-        self.vocab = own if vocab is None else vocab
-        if self.vocab < own:
-            raise InputError(f"vocab must be at least the tokenizer's {own}, got {vocab}")
+        super().__init__(tokenizer.backend_tokenizer.to_str(), vocab=vocab)
 
-    @property
-    def digest(self) -> str:
-        """Give the SHA-256 over the tokens and their ids, the merges and V."""
-        model = json.loads(self._backend.to_str())["model"]
-        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges", [])]
-        serial = {"vocab": self.vocab, "tokens": self._backend.get_vocab(), "merges": merges}
-        return hashlib.sha256(canonical_json(serial)).hexdigest()
 
-    def encode(self, text: str) -> np.ndarray:
-        """Give the token ids of `text`."""
-        return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
+    """Give the tokenizer of a model, with the model's V."""
+    folder, options = _place(locate(path))
+    try:
+        config = require("transformers").AutoConfig.from_pretrained(folder, **options)
+        vocab = int(config.vocab_size)
+    except (OSError, ValueError, AttributeError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path} must hold the config.json of a language model: {first}") from error
+    return HuggingFaceTokenizer(path, vocab=vocab)
 
-    def decode(self, tokens: np.ndarray) -> str:
-        """Give the text of token ids."""
-        ids = check_tokens(tokens, self.vocab).ravel().tolist()
-        return str(self._backend.decode(ids, skip_special_tokens=False))
 
-    def text_bytes(self, tokens: np.ndarray) -> int:
-        """Give the bytes of the decoded text; a character that is cut counts as its replacement mark."""
-        return len(self.decode(tokens).encode())
+def locate(path: str | os.PathLike[str]) -> Path:
+    """Give the place of a model: a name of `MODELS` is brought into the cache, any other path is itself."""
+    return MODELS[str(path)]() if str(path) in MODELS else Path(path)
+
+
+def _smollm2() -> Path:
+    from fpld.students.smollm2 import prepare_smollm2  # it builds on this module
+
+    return prepare_smollm2()
+
+
+MODELS: dict[str, Callable[[], Path]] = {"smollm2": _smollm2}
+"""Models by name; a student's file holds the name, so that it can move to another machine."""
 
 
 def load_model(path: Path) -> Any:
@@ -323,7 +224,8 @@ def load_model(path: Path) -> Any:
         options["use_safetensors"] = True
     automatic = require("transformers").AutoModelForCausalLM
     try:
-        model, report = automatic.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+        with _ALONE:
+            model, report = automatic.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
     except Exception as error:  # the readers of weights raise types of their own
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{path} must hold a causal language model that can be read: {first}") from error
@@ -388,6 +290,6 @@ def _with_lora(model: Any, config: HuggingFaceConfig, seed: int) -> Any:
         task_type="CAUSAL_LM",
     )
     # The adapters' first draw must neither depend on the global generator nor move it.
-    with torch.random.fork_rng(devices=[]):
+    with _ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return peft.get_peft_model(model, settings)

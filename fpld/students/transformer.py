@@ -4,14 +4,11 @@ Shapes in the comments: B sequences of T tokens, width C, H heads of C/H, vocabu
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
-
 from fpld.errors import InputError, MissingExtraError
-from fpld.students.base import Progress, Student, check_count, tail_mean
+from fpld.students.base import check_count
 
 try:
     import torch
@@ -20,6 +17,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("the transformer student", "torch") from error
 
+from fpld.students.gradient import GradientStudent
 
 MAX_LENGTH = 1 << 16
 
@@ -61,12 +59,6 @@ class TransformerConfig:
     def parameters(self) -> int:
         """Return the number of parameters."""
         return self.vocab * self.width + self.layers * (12 * self.width + 2) * self.width + self.width
-
-
-def use_threads(count: int) -> None:
-    """Let PyTorch use `count` threads in this process; one per node is fastest, and bits depend on it."""
-    check_count("count", count, 1)
-    torch.set_num_threads(count)
 
 
 class Block(nn.Module):
@@ -145,9 +137,10 @@ class Network(nn.Module):
                 parameter.normal_(0.0, scale, generator=generator)
 
 
-class Transformer(Student):
+class Transformer(GradientStudent):
     """A decoder-only transformer.
 
+    >>> import numpy as np
     >>> student = Transformer(TransformerConfig(vocab=256, layers=1, width=16, heads=2, length=8), seed=0)
     >>> student.logits(np.zeros((3, 8), np.int32)).shape
     (24, 256)
@@ -159,10 +152,10 @@ class Transformer(Student):
     def __init__(self, config: TransformerConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
         self._config = config
-        self.device = pick_device(device)
-        self._network = Network(config)
-        self._network.initialise(torch.Generator().manual_seed(seed))
-        self._network.to(self.device)
+        network = Network(config)
+        network.initialise(torch.Generator().manual_seed(seed))
+        self._network = network
+        self.to(device)
 
     @property
     def config(self) -> TransformerConfig:
@@ -170,9 +163,9 @@ class Transformer(Student):
         return self._config
 
     @property
-    def window(self) -> int:
-        """Return the length of a training window."""
-        return self._config.length
+    def micro(self) -> int:
+        """Return the whole minibatch: its logits are small."""
+        return self._config.batch
 
     @property
     def longest(self) -> int | None:
@@ -188,109 +181,3 @@ class Transformer(Student):
         other = type(self)(self._config, seed=0, device=str(self.device))
         other._set_state(self.state())
         return other
-
-    def to(self, device: str) -> Self:
-        """Move to a device ("auto", "cpu" or "cuda") in place; a file is always loaded to the CPU."""
-        self.device = pick_device(device)
-        self._network.to(self.device)
-        return self
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of all weights, float32, by name."""
-        return {name: value.detach().cpu().numpy().copy() for name, value in self._network.named_parameters()}
-
-    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        with torch.no_grad():
-            for name, parameter in self._network.named_parameters():
-                parameter.copy_(torch.tensor(state[name]))
-
-    @torch.inference_mode()
-    def _block(self, sequences: np.ndarray) -> np.ndarray:
-        out: np.ndarray = self._network(self._ids(sequences)).cpu().numpy()
-        return out.reshape(-1, self._config.vocab)
-
-    def _ids(self, ids: np.ndarray) -> Tensor:
-        return torch.from_numpy(ids.astype(np.int64)).to(self.device)
-
-    def _finetune(
-        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
-    ) -> float:
-        rng = np.random.default_rng(seed)
-        return self._train(lambda: self._text_loss(tokens, rng), steps, rate or self._config.rate, progress)
-
-    def _text_loss(self, tokens: np.ndarray, rng: np.random.Generator) -> Tensor:
-        """Return the cross entropy of windows that start at random places."""
-        starts = rng.integers(len(tokens) - self.window, size=self._config.batch)
-        windows = self._ids(tokens[starts[:, None] + np.arange(self.window + 1)])  # [B, T+1]
-        return F.cross_entropy(self._network(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
-
-    def _distill(
-        self,
-        sequences: np.ndarray,
-        targets: np.ndarray,
-        steps: int,
-        seed: int,
-        rate: float | None,
-        public: np.ndarray | None,
-        public_weight: float,
-        progress: Progress | None,
-    ) -> float:
-        rng = np.random.default_rng(seed)
-        order = np.empty(0, np.int64)
-
-        def loss() -> Tensor:
-            nonlocal order
-            if len(order) < self._config.batch:  # every sequence once before any twice
-                order = np.concatenate([order, rng.permutation(len(sequences))])
-            chosen, order = order[: self._config.batch], order[self._config.batch :]
-            kl = self._divergence(sequences[chosen], targets[chosen])
-            return kl if public is None else kl + public_weight * self._text_loss(public, rng)
-
-        return self._train(loss, steps, rate or self._config.distill_rate, progress)
-
-    def _divergence(self, sequences: np.ndarray, targets: np.ndarray) -> Tensor:
-        """Return the mean over contexts of KL(softmax(targets) || student), with targets [B, T, V]."""
-        log_p = F.log_softmax(torch.from_numpy(targets).to(self.device), dim=-1)
-        log_q = F.log_softmax(self._network(self._ids(sequences)), dim=-1)
-        return F.kl_div(log_q.flatten(0, 1), log_p.flatten(0, 1), reduction="batchmean", log_target=True)
-
-    def _train(self, loss: Callable[[], Tensor], steps: int, rate: float, progress: Progress | None) -> float:
-        """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""
-        matrices = [p for p in self._network.parameters() if p.ndim > 1]
-        others = [p for p in self._network.parameters() if p.ndim == 1]
-        groups = [
-            {"params": matrices, "weight_decay": self._config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
-        losses = []
-        for step in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * schedule(step, steps)
-            optimizer.zero_grad()
-            value = loss()
-            value.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(self._network.parameters(), self._config.clip)
-            optimizer.step()
-            losses.append(float(value.detach()))
-            if progress is not None:
-                progress(step + 1, steps, losses[-1])
-        return tail_mean(losses)
-
-
-def schedule(step: int, steps: int) -> float:
-    """Return the factor of the learning rate: up over the first tenth, then linearly down to a fiftieth."""
-    warmup = max(1, steps // 10)
-    if step < warmup:
-        return (step + 1) / warmup
-    return 1.0 - 0.98 * (step + 1 - warmup) / (steps - warmup)
-
-
-def pick_device(device: str) -> torch.device:
-    """Return the device by name; "auto" takes a GPU where there is one."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}")
-    there = torch.cuda.is_available()
-    if device == "cuda" and not there:
-        raise InputError("device must be 'cpu' or 'auto' here, got 'cuda', but PyTorch finds no GPU")
-    return torch.device("cuda" if there and device != "cpu" else "cpu")

@@ -1,6 +1,10 @@
 """One table for all students: a new kind is one more row, and every test below holds for it."""
 
+import atexit
+import functools
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +23,8 @@ V = 24
 
 def transformer(seed: int) -> Student:
     pytest.importorskip("torch")
-    from fpld.students.transformer import Transformer, TransformerConfig, use_threads
+    from fpld.students.gradient import use_threads
+    from fpld.students.transformer import Transformer, TransformerConfig
 
     use_threads(1)
     return Transformer(TransformerConfig(vocab=V, layers=2, width=16, heads=2, length=12, batch=8), seed=seed)
@@ -33,13 +38,43 @@ def ngram(seed: int) -> Student:
     return student
 
 
+@functools.cache
+def llama() -> Path:
+    from tests.tiny_llama import make_llama
+
+    folder = Path(tempfile.mkdtemp(prefix="fpld-test-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make_llama(folder / "model", V)
+
+
+def huggingface(seed: int, lora: int = 0) -> Student:
+    """Make a pretrained model whose parameters are moved at random: fresh adapters would all be alike."""
+    for module in ("torch", "transformers", "peft"):
+        pytest.importorskip(module)
+    from fpld.students.gradient import use_threads
+    from fpld.students.huggingface import HuggingFace, HuggingFaceConfig
+
+    use_threads(1)
+    rate = 1e-2 if lora == 0 else 2e-2
+    config = HuggingFaceConfig(str(llama()), lora=lora, length=12, batch=8, micro=8, rate=rate, distill_rate=rate)
+    student = HuggingFace(config, seed=seed)
+    rng = np.random.default_rng(seed)
+    student.load_state({name: a + 0.05 * rng.standard_normal(a.shape) for name, a in student.state().items()})
+    return student
+
+
 @dataclass(frozen=True)
 class Row:
     make: Callable[[int], Student]
     steps: int
 
 
-TABLE = {"ngram": Row(ngram, 60), "transformer": Row(transformer, 40)}
+TABLE = {
+    "ngram": Row(ngram, 60),
+    "transformer": Row(transformer, 40),
+    "huggingface": Row(huggingface, 40),
+    "huggingface-lora": Row(functools.partial(huggingface, lora=8), 80),
+}
 
 
 @pytest.fixture(params=TABLE)
@@ -151,8 +186,8 @@ def test_distilling_from_itself_stays(row: Row, student: Student) -> None:
     student.finetune(text(6), steps=row.steps, seed=0)
     probe = sequences(8)
     target = student.logits(probe)
-    assert student.distill(probe, target, steps=10, seed=1, rate=1e-3) < 1e-3
-    assert mean_kl(target, student.logits(probe)) < 1e-3
+    assert student.distill(probe, target, steps=10, seed=1, rate=3e-4) < 5e-4
+    assert mean_kl(target, student.logits(probe)) < 5e-4
 
 
 def test_a_constant_in_the_targets_changes_nothing(row: Row) -> None:

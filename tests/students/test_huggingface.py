@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fpld.data import Tokenizer
+from fpld.data import Tokenizer, load_tokenizer
 from fpld.errors import InputError, MissingExtraError
 
 torch = pytest.importorskip("torch")
@@ -17,7 +17,13 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from fpld.students import huggingface  # noqa: E402
-from fpld.students.huggingface import HuggingFace, HuggingFaceConfig, HuggingFaceTokenizer  # noqa: E402
+from fpld.students.huggingface import (  # noqa: E402
+    HuggingFace,
+    HuggingFaceConfig,
+    HuggingFaceTokenizer,
+    model_tokenizer,
+)
+from tests.tiny_llama import make_llama  # noqa: E402
 
 V = 60
 TEXT = np.tile(np.array([5, 9, 5, 7, 11, 3], np.int32), 60)
@@ -26,21 +32,7 @@ TEXT = np.tile(np.array([5, 9, 5, 7, 11, 3], np.int32), 60)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a tiny Llama of random weights."""
-    path = tmp_path_factory.mktemp("models") / "llama"
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=V,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=32,
-        bos_token_id=1,
-        initializer_range=0.2,  # the library's 0.02 would leave adapters little to move
-        tie_word_embeddings=True,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return make_llama(tmp_path_factory.mktemp("models") / "llama", V)
 
 
 def make(folder: Path, *, seed: int = 0, **options: Any) -> HuggingFace:
@@ -274,16 +266,8 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
-    import tokenizers
-
     text = "so naïve a café, so naïve — said the cat" * 5
-    model = tokenizers.Tokenizer(tokenizers.models.BPE())
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=270, initial_alphabet=alphabet, show_progress=False)
-    model.train_from_iterator([text], trainer)
-    transformers.PreTrainedTokenizerFast(tokenizer_object=model).save_pretrained(tmp_path)
+    make_llama(tmp_path, 270, text=text)
     tokenizer = HuggingFaceTokenizer(tmp_path)
     assert isinstance(tokenizer, Tokenizer)
     tokens = tokenizer.encode(text)
@@ -291,6 +275,11 @@ def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
     assert tokenizer.decode(tokens) == text
     assert tokenizer.text_bytes(tokens) == len(text.encode())
     assert tokenizer.digest == HuggingFaceTokenizer(tmp_path).digest
+    tokenizer.save(tmp_path / "saved.json")
+    loaded = load_tokenizer(tmp_path / "saved.json")
+    assert (loaded.vocab, loaded.digest) == (tokenizer.vocab, tokenizer.digest)
+    np.testing.assert_array_equal(loaded.encode(text), tokens)
+    assert model_tokenizer(tmp_path).vocab == 270
     assert tokenizer.digest != HuggingFaceTokenizer(tmp_path, vocab=512).digest
     with pytest.raises(InputError, match="vocab must be at least the tokenizer's 270, got 4"):
         HuggingFaceTokenizer(tmp_path, vocab=4)

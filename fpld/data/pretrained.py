@@ -1,0 +1,72 @@
+"""The tokenizer of a pretrained model: what its `tokenizer.json` says, kept whole in a file of ours.
+
+The vocabulary was fixed before any private text was seen, so it tells nothing about the nodes.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.data.tokenize import FORMAT, check_tokens, tokenizers_library, utf8
+from fpld.errors import InputError
+from fpld.files import canonical_json, write_atomic
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+
+class PretrainedTokenizer:
+    """Encode with a tokenizer of the `tokenizers` library, given as its JSON; adds no special token."""
+
+    def __init__(self, serial: str, *, vocab: int | None = None) -> None:
+        """Take the JSON text; `vocab` is the V of the model, which may be larger than the tokenizer's own."""
+        try:
+            self._backend = tokenizers_library().Tokenizer.from_str(serial)
+        except Exception as error:  # the library raises nothing more specific
+            raise InputError(f"a tokenizer must be JSON of the tokenizers library, but {error}") from None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        own = int(self._backend.get_vocab_size())
+        self.vocab = own if vocab is None else vocab
+        if self.vocab < own:
+            raise InputError(f"vocab must be at least the tokenizer's {own}, got {vocab}")
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Give the SHA-256 over the tokens and their ids, the merges and V."""
+        model = json.loads(self._backend.to_str())["model"]
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges", [])]
+        serial = {"vocab": self.vocab, "tokens": self._backend.get_vocab(), "merges": merges}
+        return hashlib.sha256(canonical_json(serial)).hexdigest()
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Give the token ids of `text`."""
+        utf8(text)
+        return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
+        """Give the text of token ids."""
+        ids = check_tokens(tokens, self.vocab).ravel().tolist()
+        return str(self._backend.decode(ids, skip_special_tokens=False))
+
+    def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
+        """Give the bytes of the decoded text; a character that is cut counts as its replacement mark."""
+        return len(self.decode(tokens).encode())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokenizer as JSON."""
+        serial = {
+            "format": FORMAT,
+            "kind": "pretrained",
+            "vocab": self.vocab,
+            "tokenizer": json.loads(self._backend.to_str()),
+        }
+        write_atomic(Path(path), canonical_json(serial))

@@ -1,0 +1,166 @@
+"""A whole federation of pretrained models: a tiny Llama at every node, made on the spot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from fpld.arrays import read_arrays
+from fpld.config import load, parse
+from fpld.data import load_tokenizer
+from fpld.errors import InputError, MissingExtraError
+from fpld.federation.run import run
+from fpld.federation.training import make_student
+from fpld.students import load as load_student
+from fpld.students import student_class
+from tests.tiny_llama import make_llama
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+V = 300
+WORDS = {
+    "north": "ice snow wind bear the cold is long and white",
+    "south": "sun sand palm sea the heat is long and bright",
+    "public": "wind sea sun snow the day is long and bear sand",
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make texts of two nodes and a public one, and a model folder whose V is larger than its tokenizer's."""
+    root = tmp_path_factory.mktemp("world")
+    rng = np.random.default_rng(0)
+    for label, words in WORDS.items():
+        (root / "text" / label).mkdir(parents=True)
+        for number in range(6):
+            text = " ".join(rng.choice(words.split(), 300))
+            (root / "text" / label / f"{number}.txt").write_text(text)
+    make_llama(root / "model", V, text=" ".join(WORDS.values()))
+    return root
+
+
+def configuration(world: Path) -> str:
+    return f"""
+        [run]
+        rounds = 2
+        [data]
+        path = {json.dumps(str(world / "text"))}
+        heldout_tokens = 200
+        [probe]
+        source = "public"
+        contexts = 64
+        length = 8
+        [tokenizer]
+        kind = "huggingface"
+        [[nodes]]
+        name = "north"
+        bits = 4.0
+        [[nodes]]
+        name = "south"
+        bits = 6.5
+        [student]
+        kind = "huggingface"
+        path = {json.dumps(str(world / "model"))}
+        lora = 2
+        length = 8
+        rate = 1e-2
+        distill_rate = 1e-2
+        [local]
+        steps = 12
+        [distill]
+        steps = 12
+        [baselines]
+        methods = ["alone", "pooled", "fedavg", "float32"]
+        [engine]
+        workers = 0
+        """
+
+
+@pytest.fixture(scope="module")
+def finished(world: Path) -> tuple[list[dict[str, object]], Path]:
+    text = configuration(world)
+    return run(parse(text, "test"), text, world / "one", resume=False, report=lambda _: None), world / "one"
+
+
+def test_runs_to_the_end_and_learns(finished: tuple[list[dict[str, object]], Path]) -> None:
+    rows, out = finished
+    loss = {row["method"]: float(str(row["heldout_loss"])) for row in rows}
+    assert set(loss) == {"base", "alone: north", "alone: south", "pooled", "fedavg", "float32 logits", "fpld"}
+    assert loss["fpld"] < loss["base"]
+    sent = {row["method"]: int(str(row["uplink_bytes"])) for row in rows}
+    assert sent["fpld"] <= 2 * (64 * V * (4.0 + 6.5) / 8 + 2 * 200)
+    assert len((out / "trace.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_student_and_the_tokenizer_can_be_read_back(finished: tuple[list[dict[str, object]], Path]) -> None:
+    _, out = finished
+    tokenizer, student = load_tokenizer(out / "tokenizer.json"), load_student(out / "student.safetensors")
+    assert tokenizer.vocab == student.vocab == V
+    assert tokenizer.digest == json.loads((out / "prepared.json").read_text())["tokenizer"]
+    text = "the snow is long — and naïve"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    state, _ = read_arrays(out / "student.safetensors")
+    assert all("lora" in name for name in state)
+
+
+def test_two_runs_give_the_same_bits(world: Path, finished: tuple[list[dict[str, object]], Path]) -> None:
+    text, (_, out) = configuration(world), finished
+    run(parse(text, "test"), text, world / "two", resume=False, report=lambda _: None)
+    for name in ("student.safetensors", "tokenizer.json", "probe.json"):
+        assert (out / name).read_bytes() == (world / "two" / name).read_bytes()
+
+
+def test_a_tokenizer_of_no_model_is_refused(world: Path) -> None:
+    text = configuration(world).replace('kind = "huggingface"\n        path', 'kind = "transformer"\n        width')
+    with pytest.raises(InputError, match=r"tokenizer\.path or student\.path must name a model"):
+        parse(text, "test")
+
+
+def test_a_vocabulary_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> None:
+    text = configuration(world).replace(
+        '[tokenizer]\n        kind = "huggingface"', '[tokenizer]\n        kind = "bytes"'
+    )
+    with pytest.raises(InputError, match=r"vocab must be 256 for this student, but .* has 300"):
+        run(parse(text, "test"), text, tmp_path / "run", resume=False, report=lambda _: None)
+
+
+@pytest.mark.parametrize("module", ["transformers", "peft"])
+def test_without_the_library_the_error_names_the_extra(
+    world: Path, tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    text = configuration(world)
+    with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
+        run(parse(text, "test"), text, tmp_path / "run", resume=False, report=lambda _: None)
+
+
+def test_without_torch_too_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("huggingface", "gradient", "transformer"):
+        monkeypatch.delitem(sys.modules, f"fpld.students.{name}", raising=False)
+    with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
+        student_class("huggingface")
+
+
+def test_models_load_in_several_threads_at_once(world: Path) -> None:
+    # Two threads in the reader of transformers at once left tied weights missing.
+    options = {"kind": "huggingface", "path": str(world / "model"), "lora": 2, "length": 8}
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: make_student(options, V, 7).state(), range(8)))
+    assert all(np.array_equal(state[name], made[0][name]) for state in made for name in state)
+
+
+def test_the_preset_is_sound() -> None:
+    config, _ = load("huggingface")
+    assert config.model_path == "smollm2"
+    assert config.base is None
