@@ -4,10 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test quick check lint types format figures clean
+.PHONY: help setup demo reproduce test quick check lint types format figures results clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## a virtual environment in .venv with all that development needs
 
@@ -44,6 +44,9 @@ format: setup ## format the code
 
 figures: setup ## the figures that the docs show
 	$(BIN)/python docs/make_figures.py
+
+results: setup ## docs/results.md from runs, kept under out/results/ (an hour; goes on where it stopped)
+	$(BIN)/python experiments/results.py
 
 clean: ## remove .venv, caches and outputs
 	rm -rf .venv out runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,13 +28,11 @@ def _finetuning(
 def alone(config: Config, run: RunFolder, pool: Executor, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """Train each node on its own text for as many steps as it makes in the federation, from the same base."""
     report("baseline: each node alone")
-    steps = config.local.steps * config.run.rounds
+    steps, rate = config.local.steps * config.run.rounds, config.baselines.rate or config.local.rate
     futures = [
         pool.submit(
             jobs.finetune,
-            *_finetuning(
-                config, run, index, None, steps, derive_seed(config.run.seed, "alone", index), config.local.rate
-            ),
+            *_finetuning(config, run, index, None, steps, derive_seed(config.run.seed, "alone", index), rate),
         )
         for index in range(len(config.nodes))
     ]

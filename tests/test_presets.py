@@ -1,0 +1,116 @@
+"""The presets: every one parses; each runs to the end when it is made small."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fpld import config as configuration
+from fpld.federation.run import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpld.config import Config
+
+WORDS = [
+    "patient",
+    "was",
+    "given",
+    "treatment",
+    "and",
+    "after",
+    "some",
+    "days",
+    "the",
+    "fever",
+    "fell",
+    "while",
+    "blood",
+]
+SMALL = {"kind": "transformer", "layers": 1, "width": 16, "heads": 2, "length": 16, "batch": 4}
+
+
+@pytest.mark.parametrize("name", configuration.presets())
+def test_every_preset_parses_and_says_what_it_is_for(name: str) -> None:
+    config, text = configuration.load(name)
+    assert text.startswith("#")
+    assert config.run.out == f"runs/{name}"
+
+
+def test_the_presets_of_the_documentation_are_there() -> None:
+    assert {"demo", "hospitals", "heterogeneous-models", "refinement", "adaptive"} <= set(configuration.presets())
+
+
+def test_hospitals_have_metropolitan_and_satellite_uplinks() -> None:
+    nodes = configuration.load("hospitals")[0].nodes
+    assert sum((node.uplink or 0) >= 1e6 for node in nodes) == 2
+    assert sum((node.uplink or 1e6) < 1e6 for node in nodes) >= 2
+
+
+def texts(folder: Path, labels: list[str]) -> Path:
+    """Write a few documents for each label, a folder each: sentences of the same words, in another order."""
+    for k, label in enumerate(labels):
+        for document in range(6):
+            words = [WORDS[(i * (k + 2) + i * i + document) % len(WORDS)] for i in range(400)]
+            file = folder / label / f"{document}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(" ".join(words))
+    return folder
+
+
+def shrink(config: Config, folder: Path) -> Config:
+    """Make a run of seconds, on text of the test: two rounds of a few steps, few contexts, small models."""
+    labels = [node.label or node.name for node in config.nodes]
+    steps = {"base": 4, "local": 3, "distill": 3}
+    sections: dict[str, Any] = {
+        name: getattr(config, name).model_copy(update={"steps": count}) for name, count in steps.items()
+    }
+    sections["run"] = config.run.model_copy(update={"rounds": 2})
+    sections["data"] = config.data.model_copy(
+        update={"corpus": None, "path": str(texts(folder, [*labels, config.probe.source])), "heldout_tokens": 256}
+    )
+    sections["probe"] = config.probe.model_copy(update={"contexts": 64, "length": 16})
+    sections["tokenizer"] = config.tokenizer.model_copy(update={"vocab": 272})
+    sections["engine"] = config.engine.model_copy(update={"workers": 0})
+    sections["student"] = small(config.student)
+    sections["nodes"] = [
+        node.model_copy(update={"student": small(node.student), "uplink": _scaled(node.uplink)})
+        for node in config.nodes
+    ]
+    return config.model_copy(update=sections)
+
+
+def small(student: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Give a small student of the same kind; of two transformers that differ, the small ones differ too."""
+    if student is None or student["kind"] == "ngram":
+        return student and {**student, "buckets": 64, "batch": 16}
+    return {**SMALL, "layers": student["layers"]}
+
+
+def _scaled(uplink: float | None) -> float | None:
+    """Keep bits per coordinate as they are in the preset, with 64 contexts of 272 tokens for 16384 of 1024."""
+    return None if uplink is None else uplink * 64 * 272 / (16384 * 1024)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "refinement", "hospitals", "heterogeneous-models"])
+def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
+    config, text = configuration.load(name)
+    ready = shrink(config, tmp_path / "texts")
+    rows = run(ready, text, tmp_path / "run", resume=False, report=lambda _: None)
+    loss = {row["method"]: row["heldout_loss"] for row in rows}
+    assert {"base", "float32 logits", "fpld"} <= loss.keys()
+    assert all(0 < value < 10 for value in loss.values())
+    trace = [json.loads(line) for line in (tmp_path / "run" / "trace.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in trace] == [1, 2]
+    assert all(not line["refused"] for line in trace)
+    if config.budget.total is not None:
+        assert all(sum(line["bits_allotted"]) == pytest.approx(config.budget.total) for line in trace)
+    if name == "adaptive":  # a uniform warm-up, then two bits more for four times the clip
+        assert trace[0]["bits_allotted"] == pytest.approx([5.0] * 4)
+        assert trace[1]["bits_allotted"] == pytest.approx([4.0, 4.0, 6.0, 6.0], abs=0.1)
+    if name == "hospitals":  # the satellite links bind, the metropolitan ones share the rest
+        bits = trace[0]["bits_allotted"]
+        assert bits[0] == bits[1] > 5 > bits[2] > bits[3] == bits[4]
