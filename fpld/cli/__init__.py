@@ -7,14 +7,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
-from fpld.cli import allocate, bounds, reproduce, run
+from fpld.cli import allocate, bench, bounds, reproduce, run
 from fpld.cli.output import Output
 from fpld.errors import FpldError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = {"run": run, "reproduce": reproduce, "allocate": allocate, "bounds": bounds}
+COMMANDS = {"run": run, "reproduce": reproduce, "allocate": allocate, "bounds": bounds, "bench": bench}
 
 
 def parser() -> argparse.ArgumentParser:
