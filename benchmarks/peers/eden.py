@@ -101,10 +101,21 @@ def _signs(plan: Plan, rows: range, dimension: int) -> Floats32:
 def _hadamard(x: Floats32) -> Floats32:
     """Multiply rows [n, d] by the Hadamard matrix over sqrt(d), which is its own inverse."""
     count, dimension = x.shape
-    for half in (1 << level for level in range(dimension.bit_length() - 1)):
-        pairs = x.reshape(count, -1, 2, half)
-        x = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
-    return x.reshape(count, dimension) / np.float32(math.sqrt(dimension))
+    left = dimension.bit_length() - 1
+    while left:
+        size = 1 << min(left, 6)
+        # Multiply along the last axis of this size, and make it the first: after all of them the order is the old one.
+        x = np.swapaxes(x.reshape(count, -1, size) @ _matrix(size), 1, 2).reshape(count, dimension)
+        left -= min(left, 6)
+    return x
+
+
+@cache
+def _matrix(size: int) -> Floats32:
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix / np.float32(math.sqrt(size))
 
 
 @cache

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fpld.bench.scenes import Floats32, Scene
 
 Row = dict[str, Any]
+T = TypeVar("T")
 COLUMNS = ("scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio")
 _BLOCK = 1 << 20  # coordinates at a time
 
@@ -78,7 +80,9 @@ def _send(scene: Scene, contender: Contender, bits: float, seed: int) -> _Passed
     contexts, vocab = scene.shape
     total, scratch = np.zeros(scene.shape, np.float32), np.zeros(scene.shape, np.float32)
     sent = 0
-    times: list[tuple[float, float, float]] = []
+    encodes: list[float] = []
+    decodes: list[float] = []
+    adds: list[float] = []
     for node in range(scene.nodes):
         plan = Plan(
             run_key=derive_key(seed),
@@ -91,20 +95,22 @@ def _send(scene: Scene, contender: Contender, bits: float, seed: int) -> _Passed
             **contender.fields,
         )
         logits = scene.logits[node]
-        stamps = [time.perf_counter()]
-        payload = contender.codec.encode(logits, plan)
-        stamps.append(time.perf_counter())
-        decoded = contender.codec.decode(payload, plan)
-        stamps.append(time.perf_counter())
-        scratch += logits  # once to warm the cache as a sum over nodes would, once to time it
-        stamps.append(time.perf_counter())
-        scratch += logits
-        stamps.append(time.perf_counter())
+        adds += [_seconds(partial(np.add, scratch, logits, out=scratch))[0] for _ in range(2)]
+        seconds, payload = _seconds(partial(contender.codec.encode, logits, plan))
+        encodes.append(seconds)
+        adds += [_seconds(partial(np.add, scratch, logits, out=scratch))[0] for _ in range(2)]
+        seconds, decoded = _seconds(partial(contender.codec.decode, payload, plan))
+        decodes.append(seconds)
         total += decoded.values
         sent += len(payload)
-        times.append((stamps[1] - stamps[0], stamps[2] - stamps[1], stamps[4] - stamps[3]))
-    encode, decode, add = (median(column) for column in zip(*times, strict=True))
+    encode, decode, add = median(encodes), median(decodes), median(adds)
     return _Passed(total, sent, encode, decode, add)
+
+
+def _seconds(act: Callable[[], T]) -> tuple[float, T]:
+    start = time.perf_counter()
+    result = act()
+    return time.perf_counter() - start, result
 
 
 def _compare(true: np.ndarray[Any, np.dtype[np.float64]], mean: Floats32) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from fpld.types import MAX_VOCAB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 Floats32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -75,10 +75,8 @@ def read_scene(path: Path) -> Scene:
     if "logits" not in arrays:
         raise InputError(f"{path}: must hold an array 'logits', got {sorted(arrays) or 'no arrays'}")
     logits = _numbers(path, "logits", arrays["logits"], ("node", "context", "token"))
-    if logits.shape[2] < 2 or logits.shape[2] > MAX_VOCAB or 0 in logits.shape:
-        raise InputError(
-            f"{path}: logits must be [nodes, contexts, vocab] with a vocab of 2 or more, got {logits.shape}"
-        )
+    if 0 in logits.shape or not 2 <= logits.shape[2] <= MAX_VOCAB:
+        raise InputError(f"{path}: logits must hold a node, a context and two tokens at least, got {logits.shape}")
     prior = arrays.get("prior")
     if prior is not None:
         prior = _numbers(path, "prior", prior, ("context", "token"))
