@@ -3,7 +3,8 @@
 After S. Vargaftik, R. Ben Basat, A. Portnoy, G. Mendelson, Y. Ben-Itzhak and M. Mitzenmacher, *EDEN:
 communication-efficient and robust distributed mean estimation for federated learning*, ICML 2022. The rotation R is
 Hadamard after random signs; Q takes each rotated coordinate, in units of their root mean square, to a Lloyd-Max
-centroid; the row states S = |x|^2 / <Rx, Q>, and R^-1 (S Q) is x on average.
+centroid; the row states S = |x|^2 / <Rx, Q>, and R^-1 (S Q) is x on average. (Exactly so for a uniform rotation. With
+Hadamard's a bias remains whose square is a thousandth of the error's at 64 coordinates; from 256 up none is found.)
 
 Budgets between whole bits: the first rotated coordinates take a bit more than the others (after a random rotation
 none is special). Below one bit those others are not sent at all, which is the paper's sparsification.
