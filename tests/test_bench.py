@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,6 @@ from fpld import bench
 from fpld.arrays import write_arrays
 from fpld.bench.scenes import gaussian, zipf
 from fpld.cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio"]
 OWN = {"float32", "uniform", "uniform-clip"}
@@ -106,6 +104,25 @@ def test_scenes_are_what_they_say() -> None:
     assert np.allclose(doubled.logits, 2 * small.logits)
     assert (small.logits[0] == small.logits[3]).all()
     assert set(bench.SCENES) == {"gaussian", "zipf", "zipf-peaked"}
+
+
+@pytest.mark.parametrize(
+    "name", ["gaussian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zipf", "zipf-peaked"))]
+)
+def test_the_table_in_the_docs_is_what_is_measured(name: str) -> None:
+    page = (Path(__file__).parent.parent / "docs/bench.md").read_text()
+    lines = page.split(f"\n`{name}`:\n\n")[1].split("\n\n")[0].splitlines()
+    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    said = {(row[0], float(bits)): cell for row in body for bits, cell in zip(head[1:], row[1:], strict=True)}
+    budgets = sorted({bits for _, bits in said if name == "gaussian" or bits in {1, 2}})
+    scene = bench.SCENES[name](0)
+    listed = [item for item in bench.contenders(scene) if item.name in {row[0] for row in body}]
+    rows, left = bench.measure(scene, listed, budgets, 0, lambda: None)
+    assert {(item.codec, item.bits) for item in left} == {
+        key for key, cell in said.items() if cell == "-" and key[1] in budgets
+    }
+    for row in rows:
+        assert row["kl"] == pytest.approx(float(said[row["codec"], row["bits"]]), rel=0.06)
 
 
 def broken(kind: str) -> dict[str, np.ndarray[Any, Any]]:
