@@ -7,14 +7,21 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
-from fpld.cli import allocate, bounds, data, reproduce, run
+from fpld.cli import allocate, bench, bounds, data, reproduce, run
 from fpld.cli.output import Output
 from fpld.errors import FpldError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = {"run": run, "data": data, "reproduce": reproduce, "allocate": allocate, "bounds": bounds}
+COMMANDS = {
+    "run": run,
+    "data": data,
+    "reproduce": reproduce,
+    "allocate": allocate,
+    "bounds": bounds,
+    "bench": bench,
+}
 
 
 def parser() -> argparse.ArgumentParser:

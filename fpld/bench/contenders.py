@@ -1,0 +1,46 @@
+"""Who takes part: every registered codec, and the peers of `benchmarks.peers` where that folder can be imported.
+
+The peers are references to compare with, not part of the package: an installed fpld lists its own codecs only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.registry import codecs
+
+if TYPE_CHECKING:
+    from fpld.bench.scenes import Scene
+    from fpld.codecs import Codec
+
+PEERS = "benchmarks.peers"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Hold one row of the bench: a name, a codec, and the fields of the plan that it is tried under."""
+
+    name: str
+    codec: Codec
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def contenders(scene: Scene) -> list[Contender]:
+    """List all rows for a scene; the uniform codec stands twice, with a range for each context and with one clip."""
+    own = [Contender(name, codecs.get(name)) for name in codecs.names()]
+    clip = float(max(np.abs(logits).max() for logits in scene.logits))
+    one_clip = Contender("uniform-clip", codecs.get("uniform"), {"clip": max(clip, 1e-6)})
+    return [*own, one_clip, *(Contender(name, codec) for name, codec in _peers(scene.nodes).items())]
+
+
+def _peers(nodes: int) -> dict[str, Codec]:
+    """Give the peers, or none: another package's `benchmarks` is not ours."""
+    try:
+        found: dict[str, Codec] = import_module(PEERS).peers(nodes)
+    except (ImportError, AttributeError):
+        return {}
+    return found

@@ -1,0 +1,100 @@
+"""Scenes: logits of K nodes on m contexts, synthetic or from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.arrays import read_arrays
+from fpld.errors import InputError
+from fpld.seeds import derive_seed
+from fpld.types import MAX_VOCAB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Floats32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
+
+NODES = 4
+SAMPLES = 30_000  # n of the paper: a node's logits scatter around P* by N(0, 1/n)
+ZIPF = 1.1
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scene:
+    """Hold logits [K, m, V] under a name, and the prior [m, V] that both ends have, if there is one."""
+
+    name: str
+    logits: Floats32
+    prior: Floats32 | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Give the number of nodes K."""
+        return len(self.logits)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Give the shape [m, V] of one node's logits."""
+        return self.logits.shape[1], self.logits.shape[2]
+
+
+def gaussian(seed: int, *, contexts: int = 256, vocab: int = 256) -> Scene:
+    """Draw the paper's scene: logits N(0, 1), and nodes that differ from them by N(0, 1/n)."""
+    rng = np.random.default_rng(derive_seed(seed, "bench", "gaussian"))
+    target = rng.normal(size=(contexts, vocab))
+    noise = rng.normal(scale=SAMPLES**-0.5, size=(NODES, contexts, vocab))
+    return Scene("gaussian", (target + noise).astype(np.float32))
+
+
+def zipf(seed: int, *, contexts: int = 64, vocab: int = 32_000, factor: float = 1.0, name: str = "zipf") -> Scene:
+    """Draw logits of a language model's shape: -1.1 log(rank) in an order of its own for each context, plus N(0, 1).
+
+    All nodes hold the same logits: what is left to compare is the codecs.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "bench", "zipf"))
+    ranks = rng.permuted(np.tile(np.arange(1, vocab + 1), (contexts, 1)), axis=1)
+    logits = factor * (rng.normal(size=(contexts, vocab)) - ZIPF * np.log(ranks))
+    return Scene(name, np.broadcast_to(logits.astype(np.float32), (NODES, contexts, vocab)))
+
+
+def zipf_peaked(seed: int) -> Scene:
+    """Double the logits of `zipf`: as peaked as a real model's."""
+    return zipf(seed, factor=2.0, name="zipf-peaked")
+
+
+SCENES: dict[str, Callable[[int], Scene]] = {"gaussian": gaussian, "zipf": zipf, "zipf-peaked": zipf_peaked}
+
+
+def read_scene(path: Path) -> Scene:
+    """Read `logits` [K, m, V] and, if it is there, `prior` [m, V] from a safetensors file."""
+    arrays, _ = read_arrays(path)
+    if "logits" not in arrays:
+        raise InputError(f"{path}: must hold an array 'logits', got {sorted(arrays) or 'no arrays'}")
+    logits = _numbers(path, "logits", arrays["logits"], ("node", "context", "token"))
+    if 0 in logits.shape or not 2 <= logits.shape[2] <= MAX_VOCAB:
+        raise InputError(f"{path}: logits must hold a node, a context and two tokens at least, got {logits.shape}")
+    prior = arrays.get("prior")
+    if prior is not None:
+        prior = _numbers(path, "prior", prior, ("context", "token"))
+        if prior.shape != logits.shape[1:]:
+            raise InputError(f"{path}: prior must have shape (contexts, vocab) = {logits.shape[1:]}, got {prior.shape}")
+    return Scene(path.stem, logits, prior)
+
+
+def _numbers(path: Path, name: str, array: np.ndarray[Any, Any], axes: tuple[str, ...]) -> Floats32:
+    if array.ndim != len(axes):
+        raise InputError(f"{path}: {name} must have the axes [{', '.join(axes)}], got shape {array.shape}")
+    if name == "logits" and not np.issubdtype(array.dtype, np.floating):
+        raise InputError(f"{path}: {name} must be floating-point, got {array.dtype}")
+    with np.errstate(over="ignore"):
+        numbers: Floats32 = array.astype(np.float32)
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        place = tuple(int(i) for i in np.argwhere(~finite)[0])
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, place, strict=True))
+        raise InputError(f"{path}: {name} must be finite in float32, got {array[place]} at {where}")
+    return numbers

@@ -1,0 +1,109 @@
+"""`fpld bench`: codecs side by side."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fpld import _check
+from fpld.bench import SCENES, contenders, draw, measure, read_scene
+from fpld.cli.arguments import numbers
+from fpld.cli.output import write_csv
+from fpld.errors import InputError, MissingExtraError
+from fpld.figures import save_figure
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fpld.bench import Left, Scene
+    from fpld.cli.output import Output, Row
+
+HELP = "accuracy per bit and speed of codecs, side by side"
+EPILOG = """\
+Each codec sends the same logits of K nodes within the same bits per coordinate, headers included. kl is from the
+softmax of the nodes' mean logits to that of the mean of what is decoded; speeds are over that of numpy's acc += x.
+Codecs that cannot meet a budget are left out of it. From a checkout, the peers in benchmarks/peers take part.
+Writes bench-codecs.csv, .png and .svg into the output folder. Example:
+
+  fpld bench codecs --scene gaussian zipf --bits 0.1,1.25,2,4
+"""
+NAME = "bench-codecs"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("what", choices=["codecs"], help="what to compare")
+    parser.add_argument(
+        "--logits", type=Path, metavar="FILE", help="safetensors with logits [K, m, V] and perhaps prior [m, V]"
+    )
+    parser.add_argument(
+        "--scene", nargs="+", choices=SCENES, metavar="NAME", help=f"of {', '.join(SCENES)} (default: all, or FILE)"
+    )
+    parser.add_argument(
+        "--bits",
+        type=numbers,
+        default=[0.1, 1.0, 1.25, 2.0, 4.0],
+        metavar="B,B,...",
+        help="bits per coordinate (default: 0.1,1,1.25,2,4)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for table and figure (default: out)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of every draw (default: 0)")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Measure, print, draw."""
+    if not 0 <= arguments.seed < 2**32:
+        raise InputError(f"--seed must be from 0 to {2**32 - 1}, got {arguments.seed}")
+    budgets = sorted({_check.real("--bits", value, above=0.0) for value in arguments.bits})
+    scenes = [partial(read_scene, arguments.logits)] if arguments.logits else []
+    chosen = arguments.scene or ([] if arguments.logits else list(SCENES))
+    scenes += [partial(SCENES[name], arguments.seed) for name in dict.fromkeys(chosen)]
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {arguments.out}: {error.strerror or error}") from None
+    rows: list[Row] = []
+    left: list[Left] = []
+    for make in scenes:
+        found, missed = _one(make(), budgets, arguments.seed, output)
+        rows += found
+        left += missed
+    if not rows:
+        raise InputError(f"--bits: no codec meets a budget of {', '.join(f'{bits:g}' for bits in budgets)}")
+    output.result("bench codecs", rows, title="KL, error and speed of codecs (bits per coordinate)")
+    for name, reasons in _reasons(left).items():
+        output.note(f"left out: {name}: {reasons}")
+    output.note(f"written: {', '.join(_write(rows, arguments.out))}")
+    return 0
+
+
+def _one(scene: Scene, budgets: list[float], seed: int, output: Output) -> tuple[list[Row], list[Left]]:
+    listed = contenders(scene)
+    with output.progress(f"codecs on {scene.name}", len(listed) * len(budgets)) as tick:
+        return measure(scene, listed, budgets, seed, tick)
+
+
+def _reasons(left: list[Left]) -> dict[str, str]:
+    """Say for each scene and codec which budgets it does not meet, and why not the largest of them."""
+    found: dict[str, list[Left]] = {}
+    for item in left:
+        found.setdefault(f"{item.codec} on {item.scene}", []).append(item)
+    return {
+        name: f"{', '.join(f'{item.bits:g}' for item in items)} ({items[-1].reason})" for name, items in found.items()
+    }
+
+
+def _write(rows: list[Row], out: Path) -> list[str]:
+    """Write table and figure; without the extra for figures, the table only."""
+    try:
+        write_csv(out / f"{NAME}.csv", rows)
+        scenes = len({row["scene"] for row in rows})
+        files = save_figure(partial(draw, rows), out / NAME, (4.2 * scenes + 1.8, 4.2))
+    except MissingExtraError as error:
+        return [str(out / f"{NAME}.csv"), f"no figure ({error})"]
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {out}: {error.strerror or error}") from None
+    return [str(out / f"{NAME}.csv"), *map(str, files)]

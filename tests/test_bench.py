@@ -1,0 +1,188 @@
+"""`fpld bench codecs`: columns, files, scenes from a file, bad input, and the package without its peers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fpld import bench
+from fpld.arrays import write_arrays
+from fpld.bench.scenes import gaussian, zipf
+from fpld.cli import main
+
+COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio"]
+OWN = {"float32", "uniform", "uniform-clip"}
+
+
+def scene_file(folder: Path, **arrays: np.ndarray[Any, Any]) -> Path:
+    path = folder / "tiny.safetensors"
+    rng = np.random.default_rng(0)
+    write_arrays(path, {"logits": rng.normal(size=(3, 5, 40)).astype(np.float32), **arrays}, {})
+    return path
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main(["bench", "codecs", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    result = json.loads(captured.out)
+    assert result["command"] == "bench codecs"
+    rows: list[dict[str, Any]] = result["rows"]
+    return rows
+
+
+def test_columns_budgets_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = scene_file(tmp_path, prior=np.zeros((5, 40), np.float32))
+    rows = run_json(capsys, "--logits", str(path), "--bits", "1,4,32", "--out", str(tmp_path / "out"))
+    assert all(list(row) == COLUMNS for row in rows)
+    assert {row["scene"] for row in rows} == {"tiny"}
+    assert {row["codec"] for row in rows} >= {*OWN, "eden", "top-k"}
+    assert all(0 < row["bits_sent"] <= row["bits"] for row in rows)
+    assert all(row[name] > 0 for row in rows for name in ("encode_ratio", "decode_ratio"))
+    assert all(row["bits"] == 32 and row["kl"] < 1e-12 for row in rows if row["codec"] == "float32")
+    with (tmp_path / "out/bench-codecs.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["kl"]) for row in table] == [row["kl"] for row in rows]
+    assert (tmp_path / "out/bench-codecs.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "out/bench-codecs.svg").read_text()
+
+
+def test_a_table_for_people_says_who_is_left_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = scene_file(tmp_path)
+    assert main(["bench", "codecs", "--logits", str(path), "--bits", "4", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "encode_ratio" in out
+    assert "left out: float32 on tiny: 4 (bits must be at least 1280" in out
+
+
+def test_without_the_peers_the_package_lists_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "benchmarks.peers", None)
+    rows = run_json(capsys, "--logits", str(scene_file(tmp_path)), "--bits", "4,32", "--out", str(tmp_path))
+    assert {row["codec"] for row in rows} == OWN
+
+
+def test_without_matplotlib_the_table_is_still_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run_json(capsys, "--logits", str(scene_file(tmp_path)), "--bits", "4", "--out", str(tmp_path))
+    assert (tmp_path / "bench-codecs.csv").exists()
+    assert not (tmp_path / "bench-codecs.png").exists()
+
+
+def test_the_same_seed_gives_the_same_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def numbers(seed: int) -> list[tuple[float, float]]:
+        arguments = ["--logits", str(path), "--bits", "3", "--out", str(tmp_path), "--seed", str(seed)]
+        return [(row["kl"], row["mse"]) for row in run_json(capsys, *arguments)]
+
+    path = scene_file(tmp_path)
+    assert numbers(1) == numbers(1) != numbers(2)
+
+
+def test_kl_is_half_the_variance_of_the_mean_on_the_gaussian_scene() -> None:
+    """The paper's second-order law binds kl, mse and the variance that the uniform codec reports."""
+    scene = gaussian(0, contexts=100)
+    uniform = [item for item in bench.contenders(scene) if item.name == "uniform-clip"]
+    (row,), left = bench.measure(scene, uniform, [4.0], 0, lambda: None)
+    step = 2 * np.abs(scene.logits).max() / 15
+    assert not left
+    assert row["mse"] == pytest.approx(step**2 / 12 / 4, rel=0.05)
+    assert row["kl"] == pytest.approx(row["mse"] / 2, rel=0.1)
+
+
+def test_scenes_are_what_they_say() -> None:
+    small, doubled = (zipf(0, contexts=3, vocab=500, factor=factor) for factor in (1.0, 2.0))
+    assert small.logits.shape == (4, 3, 500)
+    assert np.allclose(doubled.logits, 2 * small.logits)
+    assert (small.logits[0] == small.logits[3]).all()
+    assert set(bench.SCENES) == {"gaussian", "zipf", "zipf-peaked"}
+
+
+@pytest.mark.parametrize(
+    "name", ["gaussian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zipf", "zipf-peaked"))]
+)
+def test_the_table_in_the_docs_is_what_is_measured(name: str) -> None:
+    page = (Path(__file__).parent.parent / "docs/bench.md").read_text()
+    lines = page.split(f"\n`{name}`:\n\n")[1].split("\n\n")[0].splitlines()
+    head, _, *body = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    said = {(row[0], float(bits)): cell for row in body for bits, cell in zip(head[1:], row[1:], strict=True)}
+    budgets = sorted({bits for _, bits in said if name == "gaussian" or bits in {1, 2}})
+    scene = bench.SCENES[name](0)
+    listed = [item for item in bench.contenders(scene) if item.name in {row[0] for row in body}]
+    rows, left = bench.measure(scene, listed, budgets, 0, lambda: None)
+    assert {(item.codec, item.bits) for item in left} == {
+        key for key, cell in said.items() if cell == "-" and key[1] in budgets
+    }
+    for row in rows:
+        assert row["kl"] == pytest.approx(float(said[row["codec"], row["bits"]]), rel=0.06)
+
+
+def broken(kind: str) -> dict[str, np.ndarray[Any, Any]]:
+    logits = np.zeros((2, 3, 4), np.float32)
+    logits[1, 2, 3] = np.nan
+    found: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+        "nan": {"logits": logits},
+        "flat": {"logits": np.zeros((3, 4), np.float32)},
+        "whole": {"logits": np.zeros((2, 3, 4), np.int64)},
+        "empty": {"logits": np.zeros((2, 0, 4), np.float32)},
+        "large": {"logits": np.full((2, 3, 4), 1e300)},
+        "prior": {"prior": np.zeros((5, 39), np.float32)},
+    }
+    return found[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("nan", "logits must be finite in float32, got nan at node 1, context 2, token 3"),
+        ("flat", "logits must have the axes [node, context, token], got shape (3, 4)"),
+        ("whole", "logits must be floating-point"),
+        ("empty", "logits must hold a node, a context and two tokens at least"),
+        ("large", "logits must be finite in float32, got 1e+300 at node 0"),
+        ("prior", "prior must have shape (contexts, vocab) = (5, 40), got (5, 39)"),
+    ],
+)
+def test_bad_files_are_one_clear_line(
+    kind: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = scene_file(tmp_path, **broken(kind))
+    assert main(["bench", "codecs", "--logits", str(path), "--out", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--logits", "no/such/file.safetensors"], "no/such/file.safetensors"),
+        (["--logits", __file__], "safetensors"),
+        (["--scene", "moon"], "gaussian"),
+        (["--bits", "0"], "--bits must be greater than 0"),
+        (["--bits", "nan"], "--bits must be finite"),
+        (["--bits", "two"], "numbers with commas"),
+        (["--scene", "gaussian", "--bits", "0.001"], "no codec meets a budget of 0.001"),
+        (["--seed", "-1"], "--seed"),
+        (["--out", "/dev/null/folder"], "--out: cannot write"),
+    ],
+)
+def test_bad_arguments_are_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    try:
+        code = main(["bench", "codecs", "--out", str(tmp_path), *arguments])
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert captured.out == ""
