@@ -27,7 +27,7 @@ def command(config: Path, out: Path) -> list[str]:
 
 def finish(config: Path, out: Path) -> bytes:
     """Run or resume to the end; give the student's bytes."""
-    done = subprocess.run(command(config, out), capture_output=True, text=True)  # noqa: S603
+    done = subprocess.run(command(config, out), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return (out / "student.safetensors").read_bytes()
@@ -36,7 +36,7 @@ def finish(config: Path, out: Path) -> bytes:
 def kill_after(config: Path, out: Path, seconds: float) -> None:
     """Start or resume, and kill the whole process group after some seconds."""
     quiet = subprocess.DEVNULL
-    victim = subprocess.Popen(command(config, out), stdout=quiet, stderr=quiet, start_new_session=True)  # noqa: S603
+    victim = subprocess.Popen(command(config, out), stdout=quiet, stderr=quiet, start_new_session=True)
     time.sleep(seconds)
     os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
