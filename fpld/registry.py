@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fpld import allocate, combine
-from fpld.codecs import Float32Codec, UniformCodec
+from fpld.codecs import Float32Codec, PredictiveCodec, UniformCodec
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,4 +66,4 @@ rules: Registry[Rule] = Registry(
         "mixture": combine.mixture,
     },
 )
-codecs: Registry[Codec] = Registry("codec", {"uniform": UniformCodec(), "float32": Float32Codec()})
+codecs: Registry[Codec] = Registry("codec", {"uniform": UniformCodec(), "float32": Float32Codec(), "predictive": PredictiveCodec()})

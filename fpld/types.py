@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,8 @@ class Plan:
     """Say what one node is to send in one round: all that encoder and decoder must agree on.
 
     `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
-    centre and a range of its own for each context (32 bits each, charged to the budget).
+    centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
+    logits that both ends hold exactly, in small integers (see `fpld.codecs.predictive`).
 
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
     >>> plan.budget_bytes
@@ -41,6 +42,7 @@ class Plan:
     vocab: int
     bits: float
     clip: float | None = None
+    prior: npt.NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.run_key, bytes) or not 16 <= len(self.run_key) <= 64:

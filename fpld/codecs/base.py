@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from collections.abc import Iterator, Sequence
 
     from fpld.types import Decoded, Plan, Reals
 
@@ -37,3 +39,21 @@ class Codec(Protocol):
     ) -> Decoded:
         """Give values and variance of the contexts in `rows` (all by default); never trust the bytes."""
         ...
+
+
+@runtime_checkable
+class Sequential(Protocol):
+    """A codec that can only decode from the start: it gives consecutive blocks in one pass."""
+
+    def stream(
+        self, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range], dtype: npt.DTypeLike = np.float32
+    ) -> Iterator[Decoded]:
+        """Decode blocks that follow each other, from the first context on."""
+        ...
+
+
+def decode_blocks(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Iterator[Decoded]:
+    """Decode all contexts block by block, in the way that suits the codec; the cost is that of one pass."""
+    if isinstance(codec, Sequential):
+        return codec.stream(payload, plan, blocks)
+    return (codec.decode(payload, plan, rows) for rows in blocks)

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.codecs import decode_blocks
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
 from fpld.estimate import Moments
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.registry import codecs, rules
-from fpld.theory import nd, softmax
+from fpld.theory import softmax, weighted_bracket
 from fpld.types import Decoded, Plan
 from fpld.wire import OVERHEAD, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fpld.protocol.policy import Budget
     from fpld.types import Floats
@@ -65,7 +66,6 @@ class Combined(NamedTuple):
 
     target: np.ndarray[Any, np.dtype[np.float32]]
     nodes: list[int]
-    variance: float
     upper: float
     lower: float
 
@@ -127,8 +127,13 @@ class Aggregator:
         """Give the payload bytes of each accepted frame."""
         return {node: len(self._frames[node]) - OVERHEAD for node in sorted(self._frames)}
 
-    def open(self, broadcast: Broadcast, arrays: dict[str, np.ndarray[Any, Any]]) -> dict[int, Task]:
-        """Begin the next round: give a task for each node."""
+    def open(
+        self,
+        broadcast: Broadcast,
+        arrays: dict[str, np.ndarray[Any, Any]],
+        prior: np.ndarray[Any, np.dtype[np.int16]] | None = None,
+    ) -> dict[int, Task]:
+        """Begin the next round: give a task for each node; `prior` is what a predictive codec codes against."""
         self._step("open")
         self.round += 1
         s = self.settings
@@ -143,6 +148,7 @@ class Aggregator:
                 vocab=s.vocab,
                 bits=float(bits[node]),
                 clip=s.clips[node],
+                prior=prior,
             )
             for node in range(len(s.names))
         }
@@ -175,20 +181,21 @@ class Aggregator:
         codec, rule = codecs.get(s.codec), rules.get(s.rule)
         payloads = {node: self._payload(node, self._frames[node]) for node in nodes}
         target = np.empty((s.contexts, s.vocab), np.float32)
-        noise, total, c_p = np.zeros(len(s.names)), np.zeros(len(s.names)), 0.0
-        for rows in _blocks(s.contexts, s.vocab * len(nodes)):
-            replies = [codec.decode(payloads[node], self._plans[node], rows) for node in nodes]
+        noise, total, bracket = np.zeros(len(s.names)), np.zeros(len(s.names)), np.zeros(2)
+        blocks = _blocks(s.contexts, s.vocab * len(nodes))
+        streams = [decode_blocks(codec, payloads[node], self._plans[node], blocks) for node in nodes]
+        for rows, *replies in zip(blocks, *streams, strict=True):
             values = np.stack([self._absolute(node, rows, reply) for node, reply in zip(nodes, replies, strict=True)])
             variance = np.stack([np.broadcast_to(reply.variance, values.shape[1:]) for reply in replies])
             target[rows.start : rows.stop] = rule(values, variance)
             for k, node in enumerate(nodes):
                 noise[node] += float(variance[k].sum(dtype=np.float64))
                 total[node] += float(np.square(values[k], dtype=np.float64).sum())
-            c_p += nd(softmax(target[rows.start : rows.stop])).value * len(rows)
+            bracket += weighted_bracket(softmax(target[rows.start : rows.stop]), variance.sum(axis=0) / len(nodes) ** 2)
         coordinates = s.contexts * s.vocab
         self._learn(nodes, noise / coordinates, total, coordinates)
-        sigma2 = float(noise.sum()) / coordinates / len(nodes) ** 2
-        return Combined(target, nodes, sigma2, upper=sigma2 / 2, lower=c_p / s.contexts * sigma2 / 4)
+        lower, upper = bracket / s.contexts
+        return Combined(target, nodes, float(upper), float(lower))
 
     def distilled(self) -> bool:
         """End the round; say whether it was the last."""
@@ -246,8 +253,8 @@ class Aggregator:
     def _verify(self, node: int, data: bytes) -> None:
         """Decode all of a frame once and forget it: after acceptance nothing can fail."""
         payload, plan, codec = self._payload(node, data), self._plans[node], codecs.get(self.settings.codec)
-        for rows in _blocks(plan.contexts, plan.vocab):
-            codec.decode(payload, plan, rows)
+        for _ in decode_blocks(codec, payload, plan, _blocks(plan.contexts, plan.vocab)):
+            pass
 
     def _payload(self, node: int, data: bytes) -> memoryview:
         key = self.settings.mac_keys.get(node, b"")
@@ -276,7 +283,6 @@ class Aggregator:
             self._estimate = estimate
 
 
-def _blocks(contexts: int, width: int) -> Iterator[range]:
+def _blocks(contexts: int, width: int) -> list[range]:
     stride = max(_BLOCK // width, 1)
-    for start in range(0, contexts, stride):
-        yield range(start, min(start + stride, contexts))
+    return [range(start, min(start + stride, contexts)) for start in range(0, contexts, stride)]

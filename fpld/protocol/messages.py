@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from fpld.arrays import dump_arrays, parse_arrays
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Against = Literal["nothing", "own"]
 Broadcast = Literal["none", "weights", "logits"]
 FORMAT = "fpld-task-1"
+PRIOR = "plan.prior"  # the array of a task that belongs to its plan
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -40,9 +41,11 @@ class Task:
 
     def to_bytes(self) -> bytes:
         """Serialize, the same for the same task."""
-        plan = {k: v.hex() if isinstance(v, bytes) else v for k, v in asdict(self.plan).items()}
+        named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name != "prior"}
+        plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
+        arrays = self.arrays if self.plan.prior is None else {**self.arrays, PRIOR: self.plan.prior}
         head = {"plan": plan, "codec": self.codec, "against": self.against, "broadcast": self.broadcast}
-        return dump_arrays(self.arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
+        return dump_arrays(arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Task:
@@ -52,10 +55,11 @@ class Task:
             raise InputError(f"task: format must be {FORMAT!r}, got {metadata.get('format')!r}")
         try:
             head = json.loads(metadata["task"])
-            fields = dict(head.pop("plan"))
+            known = dict(head.pop("plan"))
             for name in ("run_key", "probe"):
-                fields[name] = bytes.fromhex(fields[name])
-            task = cls(Plan(**fields), arrays=arrays, **head)
+                known[name] = bytes.fromhex(known[name])
+            prior = arrays.pop(PRIOR, None)
+            task = cls(Plan(**known, prior=prior), arrays=arrays, **head)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"task: must hold a sound plan, but {error}") from error
         for name, value, known in (

@@ -19,6 +19,7 @@ from fpld.theory.bounds import (
     matching_lower,
     mean_variance,
     refinement_upper,
+    weighted_bracket,
 )
 from fpld.theory.conditions import Condition, cubic_remainder, nd, se, se_prime
 from fpld.theory.cumulants import Expansion, Trace, expand, hessian_trace, kl, softmax
@@ -54,4 +55,5 @@ __all__ = [
     "se_prime",
     "softmax",
     "transfer",
+    "weighted_bracket",
 ]

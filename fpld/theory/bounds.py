@@ -15,6 +15,8 @@ from fpld.theory.conditions import Condition, cubic_remainder, se, se_prime
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from fpld.types import Floats, Reals
+
 
 def c_q(clip: float) -> float:
     """Give Assumption 5's distortion constant C_q = L^2 / 3."""
@@ -135,6 +137,20 @@ def matching_lower(bits: ArrayLike, clip: ArrayLike, *, vocab: int, c_p: float, 
     """
     sigma2 = mean_variance(bits, clip, nodes)
     return Lower(c_p * sigma2 / 4, c_p > 0, se_prime(sigma2, vocab, c_p))
+
+
+def weighted_bracket(probabilities: Reals, variance: Reals) -> Floats:
+    """Theorems 2 and 4 for an error whose variance differs by coordinate, summed over contexts: [lower, upper].
+
+    KL is tr(H Cov)/2 = sum_v p_v (1 - p_v) var_v / 2 to second order. Dropping the factor 1 - p_v bounds it from above, as
+    the trace bound does; half of it is what (SE') leaves from below. With one variance for all this is sigma^2/2 and
+    c_p sigma^2/4. `variance` is that of the mean over nodes.
+
+    >>> weighted_bracket(np.array([[0.5, 0.5]]), np.array([[0.2, 0.4]])).round(4).tolist()
+    [0.0375, 0.15]
+    """
+    weighted = np.asarray(probabilities, np.float64) * variance
+    return np.array([(weighted * (1 - probabilities)).sum() / 4, weighted.sum() / 2])
 
 
 @dataclass(frozen=True, slots=True)
