@@ -45,12 +45,13 @@ class Section(BaseModel):
 
 
 class RunSection(Section):
-    """[run]: rounds, seed, the folder, and how many nodes must answer for a round to count (default: all)."""
+    """[run]: rounds, seed, the folder; how many nodes must answer for a round to count (all), and within which time."""
 
     rounds: Count = 3
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     out: str = "runs/run"
     quorum: Count | None = None
+    deadline: Positive | None = None
 
 
 class BaselinesSection(Section):

@@ -21,6 +21,10 @@ class FrameError(FpldError):
     """Bytes from a peer that are not an acceptable frame: never trusted, never partly applied."""
 
 
+class StorageError(FpldError):
+    """A file could not be written; what was there before is intact."""
+
+
 class MissingExtraError(FpldError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

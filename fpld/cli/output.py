@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from rich.status import Status
-
 Row = dict[str, Any]
 _PLAIN_WIDTH = 160  # not a terminal: nothing to fit into
 
@@ -66,25 +64,38 @@ class Output:
             yield lambda: bar.advance(task)
 
     @contextmanager
-    def status(self) -> Iterator[Callable[[str], None]]:
-        """Show what goes on: a line that changes on a terminal, plain lines with the time elsewhere; not with JSON."""
-        console, started = Console(stderr=True), time.monotonic()
+    def status(self) -> Iterator[Status]:
+        """Show what goes on: a bar and the last line on a terminal, plain lines with the time elsewhere."""
+        console = Console(stderr=True)
         if self.json:
-            yield lambda _: None
+            yield Status(None, None)
         elif console.is_terminal:
-            with console.status("starting") as status:
-                yield lambda text: _announce(console, status, text, started)
+            columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+            with Progress(*columns, console=console, transient=True) as bar:
+                yield Status(console, bar)
         else:
-            yield lambda text: console.print(
-                f"{time.monotonic() - started:6.1f} s  {text}", markup=False, highlight=False
-            )
+            yield Status(console, None)
 
 
-def _announce(console: Console, status: Status, text: str, started: float) -> None:
-    """Keep results on the screen, and show the rest as the line that changes."""
-    if "held-out loss" in text:
-        console.print(f"{time.monotonic() - started:6.1f} s  {text}", markup=False, highlight=False)
-    status.update(text)
+class Status:
+    """Where a long command reports: call it with a line of text; `progress` moves the bar."""
+
+    def __init__(self, console: Console | None, bar: Progress | None) -> None:
+        self._console, self._bar, self._started = console, bar, time.monotonic()
+        self._task = bar.add_task("starting", total=None) if bar else None
+
+    def __call__(self, text: str) -> None:
+        """Show a line; on a terminal only results stay, the rest is the text beside the bar."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=text)
+        if self._console is not None and (self._bar is None or "held-out loss" in text):
+            line = f"{time.monotonic() - self._started:6.1f} s  {text}"
+            self._console.print(line, markup=False, highlight=False)
+
+    def progress(self, done: int, total: int) -> None:
+        """Move the bar."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, total=total)
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
@@ -103,6 +114,8 @@ def _console() -> Console:
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "config", nargs="?", default="demo", metavar="CONFIG", help="a TOML file or a preset (default: demo)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="the run's folder (default: run.out of the configuration)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the run's folder (default: run.out, numbered if taken)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument("--seed", type=int, help="in place of run.seed")
@@ -45,12 +52,37 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         text = f"# --seed {arguments.seed}\n{text}"
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": arguments.seed})})
     out = arguments.out if arguments.out is not None else Path(config.run.out)
+    if arguments.out is None and not arguments.resume:
+        out = _free(out)
     started = time.monotonic()
+    _stop_at_signals()
     with output.status() as report:
-        rows = run_federation(config, text, out, resume=arguments.resume, report=report)
+        rows = run_federation(config, text, out, resume=arguments.resume, report=report, progress=report.progress)
     output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
     closed = gap_closed(rows)
     if closed is not None:
         output.note(f"gap between the best node alone and pooled training that fpld closes: {closed:.0%}")
     output.note(f"student, trace and checkpoints: {out}; {time.monotonic() - started:.0f} s")
     return 0
+
+
+def _free(out: Path) -> Path:
+    """Give the folder, or the first of folder-2, folder-3, ... that holds no run yet."""
+    number = 1
+    while (candidate := out if number == 1 else out.with_name(f"{out.name}-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _stop_at_signals() -> None:
+    """End at once on Ctrl-C and SIGTERM: what is on disk is whole at any moment, so there is nothing to wait for."""
+
+    def stop(number: int, _frame: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        sys.stderr.write("stopped; --resume goes on from the last closed round\n")
+        sys.stderr.flush()
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)

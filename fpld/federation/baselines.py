@@ -63,8 +63,8 @@ def pooled(config: Config, run: RunFolder, pool: Executor, report: Callable[[str
         config.baselines.rate or config.local.rate,
     ).result()
     losses = pool.submit(jobs.evaluate, *evaluation(config, run, state)).result()
-    uplink = sum(text.stat().st_size for text in texts)
-    return [{"method": "pooled", "losses": losses, "uplink_bytes": uplink}]
+    private = run.read_json("prepared.json")["private_bytes"]  # pooling would send the text itself
+    return [{"method": "pooled", "losses": losses, "uplink_bytes": private}]
 
 
 def fedavg(config: Config, run: RunFolder, pool: Executor, report: Callable[[str], None]) -> list[dict[str, Any]]:

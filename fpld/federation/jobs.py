@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
@@ -14,8 +15,9 @@ import numpy as np
 from fpld import students
 from fpld.arrays import read_arrays
 from fpld.data import ProbeSet
+from fpld.errors import InputError
 from fpld.federation.site import work
-from fpld.federation.training import heldout_losses, one_thread, probe_kl
+from fpld.federation.training import blank_kl, heldout_losses, one_thread, probe_kl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +45,15 @@ def distill(
     student.load_state(state)
     text = None if public is None else read_arrays(public)[0]["tokens"]
     student.distill(contexts.sequences, target, public=text, **options)
-    return student.state(), probe_kl(student, contexts.sequences, target)
+    divergence = probe_kl(student, contexts.sequences, target)
+    # A student that knows less than nothing must not be broadcast: the last good one stays in the checkpoint.
+    blank = blank_kl(target)
+    if not divergence < blank:
+        raise InputError(
+            f"distill.rate must be lower: the student diverged, with a KL of {divergence:.3g} to its target; equal "
+            f"probabilities have {blank:.3g}; the last checkpoint is intact"
+        )
+    return student.state(), divergence
 
 
 def finetune(
@@ -95,4 +105,11 @@ def make_pool(workers: int) -> Executor:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    # A run that is stopped ends at once, and Python's tracker process cleans up after it: no need to warn about it.
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_signals_to_the_parent)
+
+
+def _leave_signals_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -69,7 +69,7 @@ def _texts(config: Config, store: RunFolder, report: Callable[[str], None]) -> N
         tokenizer=tokenizer,
         seed=derive_seed(seed, "probe"),
     ).save(store.path / "probe.json")
-    heldout, sizes = {}, 0
+    heldout, sizes, private = {}, 0, 0
     for index, node in enumerate(config.nodes):
         report(f"tokenizing the text of {node.name}")
         try:
@@ -87,11 +87,13 @@ def _texts(config: Config, store: RunFolder, report: Callable[[str], None]) -> N
                     f"{config.probe.length}: give it more text"
                 )
         store.write_arrays(f"text/{index}.safetensors", {"tokens": tokens})
+        private += tokenizer.text_bytes(tokens)
         heldout[str(index)] = held_tokens[: config.data.heldout_tokens]
         sizes += tokenizer.text_bytes(heldout[str(index)])
     store.write_arrays("heldout.safetensors", heldout)
     count = sum(len(tokens) for tokens in heldout.values())
-    store.write_json("prepared.json", {"bytes_per_token": sizes / count, "tokenizer": tokenizer.digest})
+    known = {"bytes_per_token": sizes / count, "private_bytes": private, "tokenizer": tokenizer.digest}
+    store.write_json("prepared.json", known)
 
 
 def _documents(config: Config) -> list[Document]:

@@ -6,12 +6,13 @@ import json
 import time
 from concurrent.futures import as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld import students
-from fpld.errors import InputError
+from fpld.errors import InputError, QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import base_file, student_options
 from fpld.federation.site import Site
@@ -24,11 +25,12 @@ from fpld.wire import OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
     from fpld.config import Config
     from fpld.federation.prepare import Prepared
     from fpld.federation.store import Arrays
+    from fpld.protocol import Task
 
 CHECKPOINT = "checkpoint.safetensors"
 _STUDENT = "student/"
@@ -111,6 +113,7 @@ class Federation:
         self.trace: list[dict[str, Any]] = []
         self.student: Arrays = students.read_state(run.path / base_file(config, None))
         self.target: np.ndarray[Any, Any] | None = None
+        self._busy: set[int] = set()
         self._folders = [self.store.path / "nodes" / str(index) for index in range(len(config.nodes))]
         for index, folder in enumerate(self._folders):
             _site(config, index).save(folder)
@@ -134,15 +137,11 @@ class Federation:
             tasks = self.aggregator.open("logits", {"logits": self.target})
         round = self.aggregator.round
         report(f"round {round}: local training at {len(tasks)} nodes")
-        futures = {
-            pool.submit(jobs.node_round, str(self._folders[node]), task.to_bytes()): node
-            for node, task in tasks.items()
-        }
-        for future in as_completed(futures):
-            receipt = self.aggregator.frame(futures[future], future.result())
-            left = len(self.aggregator.missing)
-            report(f"round {round}: {self.config.nodes[futures[future]].name} {receipt.verdict}; {left} nodes to come")
-        self.aggregator.close()
+        absent = self._collect(pool, tasks, report)
+        try:
+            self.aggregator.close()
+        except QuorumError as error:
+            raise QuorumError("; ".join([str(error), *absent])) from None
         clock.lap("local")
         report(f"round {round}: decoding and combining")
         combined = self.aggregator.combine()
@@ -153,11 +152,45 @@ class Federation:
         clock.lap("distill")
         losses = pool.submit(jobs.evaluate, *evaluation(self.config, self.run, self.student)).result()
         clock.lap("evaluate")
-        line = self._line(combined, divergence, losses, clock.laps)
+        line = self._line(combined, divergence, losses, clock.laps) | {"absent": absent}
         self.aggregator.distilled()
         self.trace.append(line)
         self._checkpoint()
         return line
+
+    def _collect(self, pool: Executor, tasks: dict[int, Task], report: Callable[[str], None]) -> list[str]:
+        """Let the nodes work until all have answered or the deadline; give who did not answer, and why."""
+        round, names = self.aggregator.round, self.aggregator.settings.names
+        absent = [f"{names[node]}: still busy with an earlier round" for node in tasks if node in self._busy]
+        futures = {}
+        for node, task in tasks.items():
+            if node not in self._busy:  # a node does one thing at a time
+                futures[pool.submit(jobs.node_round, str(self._folders[node]), task.to_bytes())] = node
+        try:
+            for future in as_completed(futures, timeout=self.config.run.deadline):
+                node = futures[future]
+                try:
+                    receipt = self.aggregator.frame(node, future.result())
+                except Exception as error:  # whatever stops a node, the others go on
+                    absent.append(f"{names[node]}: failed: {error}")
+                    report(f"round {round}: {absent[-1]}")
+                    continue
+                left = len(self.aggregator.missing)
+                report(f"round {round}: {names[node]} {receipt.verdict}; {left} nodes to come")
+        except TimeoutError:
+            for future, node in futures.items():
+                if not future.done():
+                    absent.append(f"{names[node]}: late: no answer within {self.config.run.deadline:g} s")
+                    report(f"round {round}: {absent[-1]}")
+                    self._busy.add(node)
+                    future.add_done_callback(partial(self._late, node))
+        return sorted(absent)
+
+    def _late(self, node: int, future: Future[bytes]) -> None:
+        """Take a frame that came after the deadline: it is refused and recorded, and the node is free again."""
+        if not future.cancelled() and future.exception() is None:
+            self.aggregator.frame(node, future.result())
+        self._busy.discard(node)
 
     def outcome(self) -> Outcome:
         """Give the result so far."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import platform
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,20 +22,31 @@ from fpld.federation.store import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from fpld.config import Config
     from fpld.federation.prepare import Prepared
 
 
-def run(config: Config, text: str, out: Path, *, resume: bool, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Run all of a configuration into a folder; give the table's rows."""
+def run(
+    config: Config,
+    text: str,
+    out: Path,
+    *,
+    resume: bool,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[dict[str, Any]]:
+    """Run all of a configuration into a folder; give the table's rows.
+
+    `report` gets a line for each thing that begins or ends, `progress` how many jobs of how many are done.
+    """
     store = RunFolder(out)
     with store.lock():
         _claim(store, text, resume)
         prepared = prepare(config, store, report)
-        with make_pool(config.engine.workers) as pool, ThreadPoolExecutor(4) as threads:
+        with make_pool(config.engine.workers) as workers, ThreadPoolExecutor(4) as threads:
+            pool = Counting(workers, jobs_in(config), progress)
             # The federation waits for its slowest node and for distillation: baselines fill the gaps.
             main = threads.submit(_federation, config, store, prepared, "fpld", pool, report)
             others = [
@@ -55,6 +67,34 @@ def run(config: Config, text: str, out: Path, *, resume: bool, report: Callable[
     return table
 
 
+class Counting(Executor):
+    """Hand jobs on to a pool, and say how many of them are done."""
+
+    def __init__(self, pool: Executor, total: int, progress: Callable[[int, int], None]) -> None:
+        self._pool, self._total, self._progress, self._done = pool, total, progress, 0
+        self._lock = Lock()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit to the pool."""
+        future = self._pool.submit(fn, *args, **kwargs)
+        future.add_done_callback(self._count)
+        return future
+
+    def _count(self, _future: Future[Any]) -> None:
+        with self._lock:
+            self._done += 1
+            # A resumed run does less, never more.
+            self._progress(min(self._done, self._total), self._total)
+
+
+def jobs_in(config: Config) -> int:
+    """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
+    nodes, rounds = len(config.nodes), config.run.rounds
+    federation = rounds * (nodes + 2)
+    each = {"alone": 2 * nodes, "pooled": 2, "fedavg": rounds * nodes + 1, "float32": federation}
+    return 1 + federation + sum(each[name] for name in config.baselines.methods)
+
+
 def _claim(store: RunFolder, text: str, resume: bool) -> None:
     """Take the folder for this configuration; a folder of another run is not overwritten."""
     if store.has("config.toml"):
@@ -64,6 +104,8 @@ def _claim(store: RunFolder, text: str, resume: bool) -> None:
             raise InputError(
                 f"{store.path} holds a run of another configuration: --resume with the one in its config.toml"
             )
+        for leftover in store.path.rglob(".*"):  # half-written files of a run that was killed
+            leftover.unlink()
         return
     if resume:
         raise InputError(f"{store.path} holds no run to resume: leave --resume out to start one")

@@ -13,7 +13,6 @@ result.json            the table that `fpld run` prints
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 from contextlib import contextmanager
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.arrays import read_arrays, write_arrays
-from fpld.errors import FpldError, InputError
-from fpld.files import read_utf8, write_atomic
+from fpld.errors import InputError
+from fpld.files import read_utf8, storage_error, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +40,7 @@ class RunFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file whole; a full disk or an unwritable folder is said as such, and the old file stays."""
-        try:
-            write_atomic(self.path / name, content)
-        except OSError as error:
-            raise storage_error(self.path / name, error) from error
+        write_atomic(self.path / name, content)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write JSON that a person can read."""
@@ -59,11 +55,7 @@ class RunFolder:
 
     def write_arrays(self, name: str, arrays: Arrays, meta: dict[str, Any] | None = None) -> None:
         """Write arrays and a JSON object."""
-        try:
-            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            write_arrays(self.path / name, arrays, {"meta": json.dumps(meta or {})})
-        except OSError as error:
-            raise storage_error(self.path / name, error) from error
+        write_arrays(self.path / name, arrays, {"meta": json.dumps(meta or {})})
 
     def read_arrays(self, name: str) -> tuple[Arrays, dict[str, Any]]:
         """Read what `write_arrays` wrote."""
@@ -90,10 +82,3 @@ class RunFolder:
                     f"{self.path} is in use by another run: wait for it, or choose another folder"
                 ) from None
             yield
-
-
-def storage_error(path: Path, error: OSError) -> FpldError:
-    """Say what the disk would not do, and that nothing was lost."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FpldError(f"{path}: no space left on the disk; the last checkpoint is intact: free space, then --resume")
-    return FpldError(f"{path} cannot be written ({error.strerror or error}); the last checkpoint is intact")

@@ -218,7 +218,7 @@ class Aggregator:
         self._estimate = arrays.get("estimate")
         prefix = "reconstruction_"
         self._reconstructions = {
-            int(name.removeprefix(prefix)): value for name, value in arrays.items() if name.startswith(prefix)
+            int(name.removeprefix(prefix)): value.copy() for name, value in arrays.items() if name.startswith(prefix)
         }
         self.phase = Phase.DONE if self.round >= self.settings.rounds else Phase.READY
 
