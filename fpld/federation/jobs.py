@@ -17,8 +17,7 @@ from fpld.arrays import read_arrays
 from fpld.data import ProbeSet
 from fpld.errors import InputError
 from fpld.federation.site import work
-from fpld.federation.training import heldout_losses, one_thread, probe_kl
-from fpld.theory import kl
+from fpld.federation.training import blank_kl, heldout_losses, one_thread, probe_kl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +47,7 @@ def distill(
     student.distill(contexts.sequences, target, public=text, **options)
     divergence = probe_kl(student, contexts.sequences, target)
     # A student that knows less than nothing must not be broadcast: the last good one stays in the checkpoint.
-    blank = float(kl(target, -target).mean())
+    blank = blank_kl(target)
     if not divergence < blank:
         raise InputError(
             f"distill.rate must be lower: the student diverged, with a KL of {divergence:.3g} to its target; equal "

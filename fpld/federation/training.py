@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from fpld.federation.store import Arrays
 
+_BLOCK = 1 << 22  # coordinates that are worked on at a time
+
 
 def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
     """Make a student from a [student] table: its kind, and the fields of that kind's configuration."""
@@ -57,6 +59,15 @@ def probe_kl(student: Student, sequences: np.ndarray[Any, Any], target: np.ndarr
         total += float(kl(rows, block - rows).sum())
         start += len(block)
     return total / start
+
+
+def blank_kl(target: np.ndarray[Any, Any]) -> float:
+    """Give the mean over contexts of KL(softmax(target) || equal probabilities), block by block."""
+    total, stride = 0.0, max(_BLOCK // target.shape[1], 1)
+    for start in range(0, len(target), stride):
+        rows = target[start : start + stride]
+        total += float(kl(rows, -rows).sum())
+    return total / len(target)
 
 
 def average(states: Sequence[Arrays]) -> Arrays:
