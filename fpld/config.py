@@ -193,6 +193,8 @@ class Config(Section):
             raise ValueError(
                 "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
             )
+        if self.codec.name == "predictive" and self.codec.against == "own":
+            raise ValueError("codec.against must be 'nothing' for the predictive codec: it codes against the prior")
         if self.data.corpus is None and self.data.path is None and any(node.data is None for node in self.nodes):
             raise ValueError("data.corpus or data.path must be given, or data at every node")
         if self.tokenizer.kind == "huggingface" and not self.model_path:

@@ -66,4 +66,6 @@ rules: Registry[Rule] = Registry(
         "mixture": combine.mixture,
     },
 )
-codecs: Registry[Codec] = Registry("codec", {"uniform": UniformCodec(), "float32": Float32Codec(), "predictive": PredictiveCodec()})
+codecs: Registry[Codec] = Registry(
+    "codec", {"uniform": UniformCodec(), "float32": Float32Codec(), "predictive": PredictiveCodec()}
+)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
 
     from fpld.types import Decoded, Plan, Reals
 

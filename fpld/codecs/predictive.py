@@ -34,7 +34,6 @@ from fpld.types import Decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
     from types import ModuleType
 
     import numpy.typing as npt
@@ -253,7 +252,11 @@ def _head(y: npt.NDArray[np.float32], classes: npt.NDArray[np.uint8], step: int)
 
 
 def _zero_statistics(
-    y: npt.NDArray[np.float32], classes: npt.NDArray[np.uint8], size: float, rounding: float, out: npt.NDArray[np.float64]
+    y: npt.NDArray[np.float32],
+    classes: npt.NDArray[np.uint8],
+    size: float,
+    rounding: float,
+    out: npt.NDArray[np.float64],
 ) -> None:
     """Add, for the symbols that are zero, sums of pi, pi r and pi r^2 by group: residuals as KL weighs them."""
     for start in range(0, y.size, _BLOCK):
@@ -279,7 +282,11 @@ def _read_head(payload: bytes | memoryview, plan: Plan) -> tuple[np.ndarray[Any,
 
 
 def _reconstruct(
-    symbols: npt.NDArray[np.int32], prior: _Prior, classes: npt.NDArray[np.uint8], head: np.ndarray[Any, Any], dtype: npt.DTypeLike
+    symbols: npt.NDArray[np.int32],
+    prior: _Prior,
+    classes: npt.NDArray[np.uint8],
+    head: np.ndarray[Any, Any],
+    dtype: npt.DTypeLike,
 ) -> Decoded:
     """Give log-probabilities and their variance from symbols."""
     size, group = step_size(int(head["step"])), classes // _PER_GROUP

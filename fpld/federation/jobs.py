@@ -14,6 +14,7 @@ import numpy as np
 
 from fpld import students
 from fpld.arrays import read_arrays
+from fpld.codecs import make_prior
 from fpld.data import ProbeSet
 from fpld.errors import InputError
 from fpld.federation.site import work
@@ -54,6 +55,14 @@ def distill(
             f"probabilities have {blank:.3g}; the last checkpoint is intact"
         )
     return student.state(), divergence
+
+
+def predict(base: str, kind: str, state: Arrays, probe: str) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """Give a student's prediction of the probe set as a prior: small integers, which travel to all nodes."""
+    one_thread(kind)
+    student, contexts = students.load(base), ProbeSet.load(probe)
+    student.load_state(state)
+    return np.concatenate([make_prior(block) for block in student.logit_blocks(contexts.sequences)])
 
 
 def finetune(

@@ -129,12 +129,13 @@ class Federation:
         """Do one round and give its line of the trace."""
         clock = Clock()
         weights = self.config.combine.broadcast == "weights"
+        prior = self._prior(pool)
         if weights:
-            tasks = self.aggregator.open("weights", self.student)
+            tasks = self.aggregator.open("weights", self.student, prior)
         elif self.target is None:
-            tasks = self.aggregator.open("none", {})
+            tasks = self.aggregator.open("none", {}, prior)
         else:
-            tasks = self.aggregator.open("logits", {"logits": self.target})
+            tasks = self.aggregator.open("logits", {"logits": self.target}, prior)
         round = self.aggregator.round
         report(f"round {round}: local training at {len(tasks)} nodes")
         absent = self._collect(pool, tasks, report)
@@ -157,6 +158,16 @@ class Federation:
         self.trace.append(line)
         self._checkpoint()
         return line
+
+    def _prior(self, pool: Executor) -> np.ndarray[Any, np.dtype[np.int16]] | None:
+        """Give the last student's prediction of the probe set, if the codec codes against one."""
+        if not getattr(codecs.get(self.config.codec.name), "uses_prior", False):
+            return None
+        base, kind = str(self.run.path / base_file(self.config, None)), self.config.student["kind"]
+        prior: np.ndarray[Any, np.dtype[np.int16]] = pool.submit(
+            jobs.predict, base, kind, self.student, str(self.run.path / "probe.json")
+        ).result()
+        return prior
 
     def _collect(self, pool: Executor, tasks: dict[int, Task], report: Callable[[str], None]) -> list[str]:
         """Let the nodes work until all have answered or the deadline; give who did not answer, and why."""
