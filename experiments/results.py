@@ -445,7 +445,7 @@ decoded and combined (`mixture`). Each line is a process of its own; it also hol
 
 {shell("python experiments/results.py --only cost", "python benchmarks/scaling.py   # the same numbers as JSON lines")}
 
-Seconds grow in proportion to K m. Of memory, the frames grow with K and the rest does not: at m = {most} it is {rest[few]:.0f} MB for K = {few} and
+Seconds grow in proportion to K m. Of memory, the frames grow with K and the rest hardly does: at m = {most} it is {rest[few]:.0f} MB for K = {few} and
 {rest[many]:.0f} MB for K = {many} (about {points[0]["start_mb"]:.0f} MB of it is Python with NumPy). The aggregator decodes blocks of at most 4.2 M coordinates of all nodes
 together; the smallest cases do not fill one, and so need less. With refinement it also keeps a reconstruction of 4 m V bytes for each node."""
 
