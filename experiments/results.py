@@ -286,7 +286,15 @@ def read_hospitals(seeds: Sequence[int], workers: int) -> str:
     word = "better" if fpld < best else "worse"
     return (
         f"The student is {word} than the best clinic alone ({fpld:.3f} against {best:.3f} nats; the base model, trained on public "
-        f"text only, has {base:.3f}; pooled {pooled:.3f}). {one_seed(seeds)}"
+        f"text only, has {base:.3f}; pooled {pooled:.3f}). {_forget(base, best)}{one_seed(seeds)}"
+    )
+
+
+def _forget(base: float, best: float) -> str:
+    if best < base:
+        return ""
+    return (
+        "No clinic alone beats the base model on the text of all: what it gains on its own, it loses on the others'. "
     )
 
 
