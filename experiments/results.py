@@ -102,6 +102,12 @@ def shell(*commands: str) -> str:
 
 def whole_run(name: str, seed: int, workers: int) -> Rows:
     """Run a preset as `fpld run NAME --seed SEED` does, or go on with it; give the table's rows."""
+    rows: Rows = json.loads((run_folder(name, seed, workers) / "result.json").read_text())
+    return rows
+
+
+def run_folder(name: str, seed: int, workers: int) -> Path:
+    """Give the folder of a finished run of a preset."""
     config, text = configuration.load(name)
     text = f"# --seed {seed}\n{text}"
     config = change(config, run={"seed": seed}, engine={"workers": workers})
@@ -109,8 +115,7 @@ def whole_run(name: str, seed: int, workers: int) -> Rows:
     if not (folder / "result.json").exists():
         resume = (folder / "config.toml").exists()
         run(config, text, folder, resume=resume, report=lambda line: say(f"{name}, seed {seed}: {line}"))
-    rows: Rows = json.loads((folder / "result.json").read_text())
-    return rows
+    return folder
 
 
 def run_table(name: str, seeds: Sequence[int], workers: int) -> str:
@@ -286,7 +291,22 @@ def read_hospitals(seeds: Sequence[int], workers: int) -> str:
     word = "better" if fpld < best else "worse"
     return (
         f"The student is {word} than the best clinic alone ({fpld:.3f} against {best:.3f} nats; the base model, trained on public "
-        f"text only, has {base:.3f}; pooled {pooled:.3f}). {_forget(base, best)}{one_seed(seeds)}"
+        f"text only, has {base:.3f}; pooled {pooled:.3f}). {_forget(base, best)}{own_text('hospitals', seeds, workers)} {one_seed(seeds)}"
+    )
+
+
+def own_text(name: str, seeds: Sequence[int], workers: int) -> str:
+    """Compare, on each node's own held-out text, the node alone with the student."""
+    alone, student = [], []
+    for seed in seeds:
+        folder = run_folder(name, seed, workers)
+        rows = json.loads((folder / "baseline-alone.json").read_text())
+        alone += [row["losses"][index] for index, row in enumerate(rows)]
+        student += json.loads((folder / "trace.jsonl").read_text().splitlines()[-1])["heldout_by_node"]
+    wins = sum(a < b for a, b in zip(alone, student, strict=True))
+    return (
+        f"On its own specialty's text, though, a clinic's own model is better than the student in {wins} of {len(alone)} cases "
+        f"({np.mean(alone):.3f} against {np.mean(student):.3f} nats on average): the student is for who needs all specialties."
     )
 
 
