@@ -102,6 +102,12 @@ def shell(*commands: str) -> str:
 
 def whole_run(name: str, seed: int, workers: int) -> Rows:
     """Run a preset as `fpld run NAME --seed SEED` does, or go on with it; give the table's rows."""
+    rows: Rows = json.loads((run_folder(name, seed, workers) / "result.json").read_text())
+    return rows
+
+
+def run_folder(name: str, seed: int, workers: int) -> Path:
+    """Give the folder of a finished run of a preset."""
     config, text = configuration.load(name)
     text = f"# --seed {seed}\n{text}"
     config = change(config, run={"seed": seed}, engine={"workers": workers})
@@ -109,8 +115,7 @@ def whole_run(name: str, seed: int, workers: int) -> Rows:
     if not (folder / "result.json").exists():
         resume = (folder / "config.toml").exists()
         run(config, text, folder, resume=resume, report=lambda line: say(f"{name}, seed {seed}: {line}"))
-    rows: Rows = json.loads((folder / "result.json").read_text())
-    return rows
+    return folder
 
 
 def run_table(name: str, seeds: Sequence[int], workers: int) -> str:
@@ -286,7 +291,30 @@ def read_hospitals(seeds: Sequence[int], workers: int) -> str:
     word = "better" if fpld < best else "worse"
     return (
         f"The student is {word} than the best clinic alone ({fpld:.3f} against {best:.3f} nats; the base model, trained on public "
-        f"text only, has {base:.3f}; pooled {pooled:.3f}). {one_seed(seeds)}"
+        f"text only, has {base:.3f}; pooled {pooled:.3f}). {_forget(base, best)}{own_text('hospitals', seeds, workers)} {one_seed(seeds)}"
+    )
+
+
+def own_text(name: str, seeds: Sequence[int], workers: int) -> str:
+    """Compare, on each node's own held-out text, the node alone with the student."""
+    alone, student = [], []
+    for seed in seeds:
+        folder = run_folder(name, seed, workers)
+        rows = json.loads((folder / "baseline-alone.json").read_text())
+        alone += [row["losses"][index] for index, row in enumerate(rows)]
+        student += json.loads((folder / "trace.jsonl").read_text().splitlines()[-1])["heldout_by_node"]
+    wins = sum(a < b for a, b in zip(alone, student, strict=True))
+    return (
+        f"On its own specialty's text, though, a clinic's own model is better than the student in {wins} of {len(alone)} cases "
+        f"({np.mean(alone):.3f} against {np.mean(student):.3f} nats on average): the student is for who needs all specialties."
+    )
+
+
+def _forget(base: float, best: float) -> str:
+    if best < base:
+        return ""
+    return (
+        "No clinic alone beats the base model on the text of all: what it gains on its own, it loses on the others'. "
     )
 
 
@@ -303,17 +331,24 @@ def part_heterogeneous(workers: int) -> str:
     ]
     best = np.mean([min(v for k, v in found.items() if k.startswith("alone")) for found in runs])
     fpld, exact = (float(np.mean([found[m] for found in runs])) for m in ("fpld", "float32 logits"))
+    verdict = (
+        "It is better than every node alone."
+        if fpld < best
+        else "So the bits cost next to nothing, and yet this falls short: the student is behind the best node alone. Likely reasons, not "
+        "tested: weak models weigh as much as good ones in the combination, and only logits on 8192 contexts carry what was learnt."
+    )
     return f"""## Nodes with models of their own
 
 An n-gram model and transformers of three sizes, on four eras; only logits travel, and each node distils its own model from the
-combined logits. The student and the pooled model are the middle transformer. (Seed 0 served to choose the number of distillation steps,
-by the KL on the probe set, and is not reported.)
+combined logits. The student and the pooled model are the middle transformer. An earlier setting (600 base steps, 300 distillation
+steps, a deeper model at the last node) was run with seed 0 and fell short as well: student 3.901, best node alone 3.850. It was changed after
+that was seen, so another seed is reported.
 
 {run_table("heterogeneous-models", seeds, workers)}
 
 {run_commands("heterogeneous-models", seeds)}
 
-The student has {fpld:.3f} nats, the best node alone {best:.3f}, the student of float32 logits {exact:.3f}. A node alone has its own kind of model, so
+The student has {fpld:.3f} nats, the best node alone {best:.3f}, the student of float32 logits {exact:.3f}. {verdict} A node alone has its own kind of model, so
 the lines *alone* compare models as well as texts. {one_seed(seeds)}"""
 
 
@@ -395,7 +430,8 @@ def part_refinement(_: int) -> str:
 
 Four nodes with n-gram models send 2 bits per coordinate in each of {rounds} rounds; refinement codes the difference to the node's own last
 reconstruction, vanilla codes the logits anew. Columns *KL t*: bandwidth loss in round t, 1e-3 nats, as above. Two regimes: {regimes}.
-Seeds {STUDY_SEEDS.start} to {STUDY_SEEDS.stop - 1}, mean ± standard error; *to float32* is paired by seed.
+Seeds {STUDY_SEEDS.start} to {STUDY_SEEDS.stop - 1}, mean ± standard error; *to float32* is paired by seed. The rates were
+chosen on a trial with seed 100.
 
 {table(head, body)}
 
@@ -445,7 +481,7 @@ decoded and combined (`mixture`). Each line is a process of its own; it also hol
 
 {shell("python experiments/results.py --only cost", "python benchmarks/scaling.py   # the same numbers as JSON lines")}
 
-Seconds grow in proportion to K m. Of memory, the frames grow with K and the rest does not: at m = {most} it is {rest[few]:.0f} MB for K = {few} and
+Seconds grow in proportion to K m. Of memory, the frames grow with K and the rest hardly does: at m = {most} it is {rest[few]:.0f} MB for K = {few} and
 {rest[many]:.0f} MB for K = {many} (about {points[0]["start_mb"]:.0f} MB of it is Python with NumPy). The aggregator decodes blocks of at most 4.2 M coordinates of all nodes
 together; the smallest cases do not fill one, and so need less. With refinement it also keeps a reconstruction of 4 m V bytes for each node."""
 
