@@ -17,7 +17,7 @@ from fpld.bench.scenes import gaussian, zipf
 from fpld.cli import main
 
 COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio"]
-OWN = {"float32", "uniform", "uniform-clip"}
+OWN = {"float32", "predictive", "uniform", "uniform-clip"}
 
 
 def scene_file(folder: Path, **arrays: np.ndarray[Any, Any]) -> Path:
@@ -43,7 +43,7 @@ def test_columns_budgets_and_files(capsys: pytest.CaptureFixture[str], tmp_path:
     assert all(list(row) == COLUMNS for row in rows)
     assert {row["scene"] for row in rows} == {"tiny"}
     assert {row["codec"] for row in rows} >= {*OWN, "eden", "top-k"}
-    assert all(0 < row["bits_sent"] <= row["bits"] for row in rows)
+    assert all(0 <= row["bits_sent"] <= row["bits"] for row in rows)
     assert all(row[name] > 0 for row in rows for name in ("encode_ratio", "decode_ratio"))
     assert all(row["bits"] == 32 and row["kl"] < 1e-12 for row in rows if row["codec"] == "float32")
     with (tmp_path / "out/bench-codecs.csv").open() as file:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.codecs import make_prior
 from fpld.registry import codecs
 
 if TYPE_CHECKING:
@@ -31,10 +32,20 @@ class Contender:
 
 def contenders(scene: Scene) -> list[Contender]:
     """List all rows for a scene; the uniform codec stands twice, with a range for each context and with one clip."""
-    own = [Contender(name, codecs.get(name)) for name in codecs.names()]
+    own = [Contender(name, codec, _fields(codec, scene)) for name, codec in _registered()]
     clip = float(max(np.abs(logits).max() for logits in scene.logits))
     one_clip = Contender("uniform-clip", codecs.get("uniform"), {"clip": max(clip, 1e-6)})
     return [*own, one_clip, *(Contender(name, codec) for name, codec in _peers(scene.nodes).items())]
+
+
+def _registered() -> list[tuple[str, Codec]]:
+    return [(name, codecs.get(name)) for name in codecs.names()]
+
+
+def _fields(codec: Codec, scene: Scene) -> dict[str, Any]:
+    """Give a codec that codes against a prior the scene's, if there is one."""
+    use = getattr(codec, "uses_prior", False) and scene.prior is not None
+    return {"prior": make_prior(scene.prior)} if use and scene.prior is not None else {}
 
 
 def _peers(nodes: int) -> dict[str, Codec]:

@@ -1,8 +1,8 @@
 """The predictive codec: bits where KL feels them, and only for what the prior does not know.
 
-To second order KL = 1/2 sum_v p_v (d log p_v)^2, so an error matters by the square root of the token's probability. Both
-ends hold a prior: log-probabilities in eighths of a nat. With pi the prior's probability and r = log(p / pi) the node's
-residual, the codec quantizes
+To second order KL = 1/2 sum_v p_v (d log p_v)^2, so an error matters by the square root of the token's probability.
+Both ends hold a prior: log-probabilities in eighths of a nat. With pi the prior's probability and r = log(p / pi) the
+node's residual, the codec quantizes
 
     y = sqrt(pi) r               where the node gives a token less than the prior,
     y = 2 (sqrt(p) - sqrt(pi))   where it gives more,
@@ -14,11 +14,7 @@ probability. The step is found by bisection so that the payload fills the budget
 
 There is no dither here: at a fraction of a bit it costs more than it brings, and nodes that differ by more than a step
 have independent errors without it. What is decoded is the mean of what falls into a cell, and the variance that is
-reported is the one that the encoder measured; both travel in the payload's head.
-
-Payload, little-endian: step number (u16); for each of 12 groups of classes the mean residual of zeros in 1/32 nat (i8), offsets
-of ones and of larger symbols in 1/256 step (i8 each), variance of zeros in nats^2 and of others in steps^2 (float16 each);
-then the range coder's bytes. An empty payload stands for the prior itself.
+reported is the one that the encoder measured; both travel in the payload's head. docs/wire.md has the format.
 """
 
 from __future__ import annotations
@@ -29,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fpld import _check
-from fpld.errors import FrameError, InputError, MissingExtraError
+from fpld.errors import BudgetError, FrameError, InputError, MissingExtraError
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
@@ -47,7 +43,8 @@ _STEPS, _PER_OCTAVE, _OFFSET = 1600, 64, 1344  # steps 2^((n - offset) / 64): fr
 _GROUPS = 12
 CLASSES = 48  # of tokens by the prior, half a nat each: each has its own models
 _PER_GROUP = CLASSES // _GROUPS
-_HEAD = np.dtype([("step", "<u2"), ("groups", [("zero", "i1"), ("one", "i1"), ("more", "i1"), ("v0", "<f2"), ("v1", "<f2")], _GROUPS)])  # fmt: skip
+_GROUP = np.dtype([("zero", "i1"), ("one", "i1"), ("more", "i1"), ("v0", "<f2"), ("v1", "<f2")])
+_HEAD = np.dtype([("step", "<u2"), ("groups", _GROUP, _GROUPS)])
 _SAMPLE = 1 << 19  # coordinates that the search for the step looks at first
 _BLOCK = 1 << 20
 
@@ -92,10 +89,12 @@ class PredictiveCodec:
     def encode(self, logits: Reals, plan: Plan) -> bytes:
         """Find the finest step whose payload fits the budget, and code with it."""
         logits = _check.logits(logits, plan.shape)
+        if plan.bits < self.least_bits(plan):
+            raise BudgetError(f"bits must be at least {self.least_bits(plan):g} per probe context, got {plan.bits:g}")
+        prior = _prior(plan)
         room = plan.budget_bytes - _HEAD.itemsize
         if room < FLUSH + 1:
             return b""
-        prior = _prior(plan)
         y, classes = _transform(logits, prior).ravel(), _classes(prior).ravel()
         found = _search(y, classes, plan.vocab, room)
         if found is None:
@@ -150,7 +149,8 @@ def step_size(number: int) -> float:
 
 def _rounding(step: int) -> float:
     """Round down a little where most symbols are zero: a bit saved there is worth more than the distortion."""
-    return 0.5 if step_size(step) < 0.02 else 0.42
+    fine = (1152 - step) / (4 * _PER_OCTAVE)  # from steps of 1/8 down to 1/128, gradually: sizes must not jump
+    return 0.42 + 0.08 * min(max(fine, 0.0), 1.0)
 
 
 def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -197,7 +197,8 @@ def _search(
     """Give the number of the finest step whose code fits into `room` bytes, and the code; None if none does."""
     guess, rows, every = None, y.size // vocab, y.size // _SAMPLE
     if every >= 4:  # look at some contexts first: sizes are nearly proportional, so a few full passes are enough
-        some_y, some_c = (np.ascontiguousarray(a.reshape(rows, vocab)[::every]).ravel() for a in (y, classes))
+        some_y = np.ascontiguousarray(y.reshape(rows, vocab)[::every]).ravel()
+        some_c = np.ascontiguousarray(classes.reshape(rows, vocab)[::every]).ravel()
         share = room * (some_y.size // vocab) // rows
         found = _finest(lambda step: _code(some_y, some_c, step, share), None)
         guess = found[0] if found else _STEPS - 1

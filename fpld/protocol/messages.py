@@ -62,12 +62,12 @@ class Task:
             task = cls(Plan(**known, prior=prior), arrays=arrays, **head)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"task: must hold a sound plan, but {error}") from error
-        for name, value, known in (
+        for name, value, allowed in (
             ("against", task.against, ("nothing", "own")),
             ("broadcast", task.broadcast, ("none", "weights", "logits")),
         ):
-            if value not in known:
-                raise InputError(f"task: {name} must be one of {', '.join(known)}, got {value!r}")
+            if value not in allowed:
+                raise InputError(f"task: {name} must be one of {', '.join(allowed)}, got {value!r}")
         return task
 
 

@@ -142,9 +142,9 @@ def matching_lower(bits: ArrayLike, clip: ArrayLike, *, vocab: int, c_p: float, 
 def weighted_bracket(probabilities: Reals, variance: Reals) -> Floats:
     """Theorems 2 and 4 for an error whose variance differs by coordinate, summed over contexts: [lower, upper].
 
-    KL is tr(H Cov)/2 = sum_v p_v (1 - p_v) var_v / 2 to second order. Dropping the factor 1 - p_v bounds it from above, as
-    the trace bound does; half of it is what (SE') leaves from below. With one variance for all this is sigma^2/2 and
-    c_p sigma^2/4. `variance` is that of the mean over nodes.
+    KL is tr(H Cov)/2 = sum_v p_v (1 - p_v) var_v / 2 to second order. Dropping the factor 1 - p_v bounds it from above,
+    as the trace bound does; half of it is what (SE') leaves from below. With one variance for all this is sigma^2/2
+    and c_p sigma^2/4. `variance` is that of the mean over nodes.
 
     >>> weighted_bracket(np.array([[0.5, 0.5]]), np.array([[0.2, 0.4]])).round(4).tolist()
     [0.0375, 0.15]

@@ -1,0 +1,197 @@
+"""The predictive codec: it fills its budget and never exceeds it, beats the uniform codec by far, and trusts no bytes.
+
+What all codecs owe is in test_codecs.py; here is what is this one's own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fpld import BudgetError, FrameError, InputError, UniformCodec, theory
+from fpld.codecs import PredictiveCodec, decode_blocks, make_prior, rangecoder
+from fpld.codecs.predictive import LEAST_PRIOR, flat_prior
+from tests.helpers import make_plan
+
+CODEC = PredictiveCodec()
+NODES, M, V = 4, 200, 256
+
+
+def scene(seed: int = 0, away: float = 0.5) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Peaked logits as of a language model, nodes that differ, and a prior that is near them."""
+    rng = np.random.default_rng(seed)
+    ranks = np.argsort(rng.random((M, V)), axis=1) + 1
+    common = -2.0 * np.log(ranks) + rng.normal(0, 1, (M, V))
+    nodes = common + rng.normal(0, away, (NODES, M, V))
+    return nodes.astype(np.float32), make_prior(common + rng.normal(0, away, (M, V)))
+
+
+def combined_kl(codec: Any, bits: float, logits: np.ndarray[Any, Any], **fields: Any) -> float:
+    decoded = []
+    for node in range(NODES):
+        plan = make_plan(node=node, contexts=M, vocab=V, bits=bits * V, clip=None, **fields)
+        decoded.append(codec.decode(codec.encode(logits[node], plan), plan, dtype=np.float64).values)
+    truth = logits.mean(axis=0, dtype=np.float64)
+    return float(theory.kl(truth, np.mean(decoded, axis=0) - truth).mean())
+
+
+@pytest.mark.parametrize("bits", [0.1, 0.25, 0.5, 1.0, 2.0, 4.0])
+def test_it_fills_the_budget_within_two_percent_or_96_bytes(bits: float) -> None:
+    logits, prior = scene()
+    plan = make_plan(contexts=M, vocab=V, bits=bits * V, clip=None, prior=prior)
+    size = len(CODEC.encode(logits[0], plan))
+    assert plan.budget_bytes - max(0.02 * plan.budget_bytes, 96) <= size <= plan.budget_bytes
+
+
+def test_kl_falls_with_every_bit_and_is_far_below_the_uniform_codec() -> None:
+    logits, prior = scene()
+    found = [combined_kl(CODEC, bits, logits, prior=prior) for bits in (0.1, 0.3, 1.0, 2.0, 4.0)]
+    assert all(after < before / 1.5 for before, after in zip(found, found[1:], strict=False))
+    assert found[3] < combined_kl(UniformCodec(), 2.0, logits) / 10
+    # A tenth of a bit already beats what the uniform codec does with two.
+    assert found[0] < combined_kl(UniformCodec(), 2.0, logits)
+
+
+def test_a_wrong_prior_costs_bits_and_breaks_nothing() -> None:
+    logits, _ = scene()
+    wrong = make_prior(np.random.default_rng(9).normal(0, 4, (M, V)))
+    assert combined_kl(CODEC, 3.0, logits, prior=wrong) < combined_kl(UniformCodec(), 3.0, logits) / 3
+    assert combined_kl(CODEC, 3.0, logits) < combined_kl(UniformCodec(), 3.0, logits) / 3  # no prior at all
+
+
+def test_reported_variance_is_what_it_leaves_weighed_as_kl_does() -> None:
+    """Within 25 %: groups of classes share one number."""
+    logits, prior = scene()
+    for bits in (0.1, 0.5, 2.0):
+        plan = make_plan(contexts=M, vocab=V, bits=bits * V, clip=None, prior=prior)
+        values, variance = CODEC.decode(CODEC.encode(logits[0], plan), plan, dtype=np.float64)
+        p = theory.softmax(logits[0])
+        error = values - np.log(p)
+        error -= (p * error).sum(axis=1, keepdims=True)
+        assert (p * error**2).sum() == pytest.approx((p * variance).sum(), rel=0.25)
+
+
+def test_weighted_bracket_holds_for_the_measured_kl() -> None:
+    logits, prior = scene()
+    values, variances = [], []
+    for node in range(NODES):
+        plan = make_plan(node=node, contexts=M, vocab=V, bits=2.0 * V, clip=None, prior=prior)
+        decoded = CODEC.decode(CODEC.encode(logits[node], plan), plan, dtype=np.float64)
+        values.append(decoded.values)
+        variances.append(decoded.variance)
+    truth = logits.mean(axis=0, dtype=np.float64)
+    kl = float(theory.kl(truth, np.mean(values, axis=0) - truth).mean())
+    lower, upper = theory.weighted_bracket(theory.softmax(truth), np.sum(variances, axis=0) / NODES**2) / M
+    # Without dither the nodes' errors are not quite independent: an estimate here, not a bound.
+    assert lower < kl < 1.6 * upper
+
+
+ADVERSARIAL = {
+    "random": lambda rng, shape: rng.normal(0, 3, shape),
+    "constant": lambda rng, shape: np.full(shape, rng.normal()),
+    "huge": lambda rng, shape: rng.choice([-3e4, 3e4], shape),
+    "one-hot": lambda rng, shape: np.eye(*shape) * 50.0,
+    "ties": lambda rng, shape: rng.integers(0, 3, shape).astype(float),
+}
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(1, 30),
+    st.integers(2, 400),
+    st.floats(0.0101, 16),
+    st.sampled_from(sorted(ADVERSARIAL)),
+    st.sampled_from(["none", "near", "wrong", "extreme"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_never_one_bit_over_and_blocks_agree(
+    contexts: int, vocab: int, rate: float, kind: str, prior_kind: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    values = ADVERSARIAL[kind](rng, (contexts, vocab))
+    prior = {
+        "none": None,
+        "near": make_prior(values + rng.normal(0, 0.5, values.shape)),
+        "wrong": make_prior(rng.normal(0, 5, values.shape)),
+        "extreme": rng.choice(np.array([0, LEAST_PRIOR], np.int16), values.shape),
+    }[prior_kind]
+    plan = make_plan(contexts=contexts, vocab=vocab, bits=vocab * rate, clip=None, prior=prior)
+    payload = CODEC.encode(values, plan)
+    assert 8 * len(payload) <= contexts * plan.bits
+    whole = CODEC.decode(payload, plan)
+    assert np.isfinite(whole.values).all()
+    assert (np.isfinite(whole.variance) & (whole.variance >= 0)).all()
+    blocks = [range(start, min(start + 7, contexts)) for start in range(0, contexts, 7)]
+    parts = list(decode_blocks(CODEC, payload, plan, blocks))
+    assert np.array_equal(np.concatenate([part.values for part in parts]), whole.values)
+
+
+@given(st.lists(st.integers(-rangecoder.LARGEST, rangecoder.LARGEST), max_size=60), st.integers(0, 47))
+def test_the_range_coder_gives_back_any_integers(symbols: list[int], kind: int) -> None:
+    values = np.array(symbols, np.float64)
+    classes = np.full(values.size, kind, np.uint8)
+    out = np.zeros(8 * values.size + 16, np.uint8)
+    size = rangecoder.encode(values, classes, 1.0, 0.5, rangecoder.new_models(), out)
+    state, found = rangecoder.new_decoder(), np.empty(values.size, np.int32)
+    assert rangecoder.decode(out[:size], state, classes, rangecoder.new_models(), found)
+    assert found.tolist() == symbols
+    assert int(state[2]) == size
+    assert int(state[0]) == 0
+
+
+def test_the_range_coder_is_near_the_entropy() -> None:
+    values = np.random.default_rng(2).laplace(0, 0.3, 200_000)
+    classes, out = np.zeros(values.size, np.uint8), np.empty(values.size, np.uint8)
+    size = rangecoder.encode(values, classes, 1.0, 0.5, rangecoder.new_models(), out)
+    _, counts = np.unique(np.rint(values), return_counts=True)
+    entropy = -(counts * np.log2(counts / values.size)).sum() / 8
+    assert entropy * 0.999 < size < entropy * 1.03
+
+
+def test_every_cut_and_every_flip_in_the_head_is_refused_or_decodes_to_finite_values() -> None:
+    logits, prior = scene()
+    plan = make_plan(contexts=M, vocab=V, bits=0.2 * V, clip=None, prior=prior)
+    payload = CODEC.encode(logits[0], plan)
+    for end in (*range(1, 120), len(payload) - 1):
+        with pytest.raises(FrameError):
+            CODEC.decode(payload[:end], plan)
+    with pytest.raises(FrameError):
+        CODEC.decode(payload + b"\0", plan)
+    for place in range(0, 8 * 120, 7):
+        altered = bytearray(payload)
+        altered[place // 8] ^= 1 << place % 8
+        try:
+            assert np.isfinite(CODEC.decode(bytes(altered), plan).values).all()
+        except FrameError:
+            continue
+
+
+def test_golden_payload() -> None:
+    """These bytes are the format: a change here is a new version of the wire."""
+    plan = make_plan(contexts=4, vocab=8, bits=300.0, clip=None, prior=flat_prior(4, 8))
+    payload = CODEC.encode(np.linspace(-3, 3, 32).reshape(4, 8), plan)
+    assert payload.hex() == "e502000000000000000000f30000f02c0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000ffffe44e69657ecf0cd8c408a425e89950d86f881e1a91462150ae1a32cd94a98605689748fe97533ba284ae643a2aca449ec6d7de1634d0014439ab03af"
+
+
+def test_priors_are_integers_and_checked() -> None:
+    assert make_prior(np.zeros((1, 4))).tolist() == [[round(-8 * math.log(4))] * 4]
+    assert make_prior(np.array([[0.0, -1e6]])).tolist() == [[0, LEAST_PRIOR]]
+    bad = np.ones((6, 50), np.int16)
+    with pytest.raises(InputError, match="prior must lie in"):
+        CODEC.encode(np.zeros((6, 50)), make_plan(prior=bad))
+    with pytest.raises(InputError, match="prior must be int16 of shape"):
+        CODEC.encode(np.zeros((6, 50)), make_plan(prior=np.zeros((5, 50), np.int16)))
+
+
+def test_too_small_a_budget_sends_nothing_and_decodes_to_the_prior() -> None:
+    prior = make_prior(np.random.default_rng(1).normal(size=(6, 50)))
+    plan = make_plan(bits=4.0, clip=None, prior=prior)
+    assert CODEC.encode(np.zeros((6, 50)), plan) == b""
+    with pytest.raises(BudgetError, match="at least 0.5 per probe context, got 0.4"):
+        CODEC.encode(np.zeros((6, 50)), make_plan(bits=0.4, clip=None))
+    assert np.array_equal(CODEC.decode(b"", plan).values, prior / np.float32(8))
