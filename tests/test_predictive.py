@@ -5,6 +5,7 @@ What all codecs owe is in test_codecs.py; here is what is this one's own.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_it_fills_the_budget_within_two_percent_or_96_bytes(bits: float) -> None
 def test_kl_falls_with_every_bit_and_is_far_below_the_uniform_codec() -> None:
     logits, prior = scene()
     found = [combined_kl(CODEC, bits, logits, prior=prior) for bits in (0.1, 0.3, 1.0, 2.0, 4.0)]
-    assert all(after < before / 1.5 for before, after in zip(found, found[1:], strict=False))
+    assert all(after < before / 1.5 for before, after in itertools.pairwise(found))
     assert found[3] < combined_kl(UniformCodec(), 2.0, logits) / 10
     # A tenth of a bit already beats what the uniform codec does with two.
     assert found[0] < combined_kl(UniformCodec(), 2.0, logits)
@@ -175,7 +176,10 @@ def test_golden_payload() -> None:
     """These bytes are the format: a change here is a new version of the wire."""
     plan = make_plan(contexts=4, vocab=8, bits=300.0, clip=None, prior=flat_prior(4, 8))
     payload = CODEC.encode(np.linspace(-3, 3, 32).reshape(4, 8), plan)
-    assert payload.hex() == "e502000000000000000000f30000f02c0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000ffffe44e69657ecf0cd8c408a425e89950d86f881e1a91462150ae1a32cd94a98605689748fe97533ba284ae643a2aca449ec6d7de1634d0014439ab03af"
+    assert (
+        payload.hex()
+        == "e502000000000000000000f30000f02c0000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000ffffe44e69657ecf0cd8c408a425e89950d86f881e1a91462150ae1a32cd94a98605689748fe97533ba284ae643a2aca449ec6d7de1634d0014439ab03af"
+    )
 
 
 def test_priors_are_integers_and_checked() -> None:

@@ -133,7 +133,7 @@ def draw(rows: Sequence[Row], figure: FigureBase) -> None:
     for scene, axes in zip(scenes, panels, strict=True):
         for index, name in enumerate(names):
             found = [(r["bits_sent"], r["kl"]) for r in rows if (r["scene"], r["codec"]) == (scene, name)]
-            points = sorted({point for point in found if point[1] > 0})
+            points = sorted({point for point in found if min(point) > 0})
             marker = "osv^Dx+*<>"[index % 10]
             if points:
                 axes.plot(*zip(*points, strict=True), marker=marker, color=f"C{index % 10}", label=name)
