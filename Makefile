@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-demo: setup ## the main job: a federation on real text, with its baselines (about three minutes)
+demo: setup ## the main job: a federation on real text, with its baselines (three to four minutes)
 	$(BIN)/fpld run
 
 reproduce: setup ## the paper's figures and theorems, with our numbers next to the paper's (under a minute)
