@@ -567,7 +567,8 @@ def page(sections: Sequence[str]) -> str:
 Made by `make results` (`python experiments/results.py`) on a machine with {os.cpu_count()} cores, without a GPU: {ran}. The machine was shared, so
 seconds are upper bounds. Losses are means over the held-out text of all nodes, in nats per token. Seeds stand beside each table; a
 seed draws the held-out documents, the probe set, initial weights, minibatches and dither. Nothing was tuned on
-these seeds' held-out text. A table of a single seed has no error bar, and with two seeds a standard error says little.""",
+these seeds' held-out text. A table of a single seed has no error bar, and with two seeds a standard error says little.
+A pretrained SmolLM2-135M at every node has a page of its own: [results-huggingface.md](results-huggingface.md).""",
             *sections,
         ]
     ) + "\n"  # fmt: skip

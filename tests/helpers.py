@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fpld import Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ADVERSARIAL: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
+    "random": lambda rng, shape: rng.normal(0, 3, shape),
+    "constant": lambda rng, shape: np.full(shape, rng.normal()),
+    "huge": lambda rng, shape: rng.choice([-3e4, 3e4], shape),
+    "one-hot": lambda rng, shape: np.eye(*shape) * 50.0,
+    "ties": lambda rng, shape: rng.integers(0, 3, shape).astype(float),
+    "tiny": lambda rng, shape: rng.normal(0, 1e-30, shape),
+}
+"""Logits that a codec might stumble over, by name."""
 
 
 def make_plan(**changes: Any) -> Plan:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fpld import BudgetError, Codec, FrameError, InputError, UniformCodec
 from fpld.codecs import Float32Codec
-from tests.helpers import make_plan
+from tests.helpers import ADVERSARIAL, make_plan
 
 # A codec and the plan fields that it is tried under.
 CODECS = [
@@ -130,15 +130,6 @@ def test_half_precision_equal_and_denormal_logits_have_a_defined_result(codec: C
     for values in (np.full(plan.shape, 2.5, np.float16), np.full(plan.shape, 1e-310), np.zeros(plan.shape)):
         decoded, variance = codec.decode(codec.encode(values, plan), plan, dtype=np.float64)
         assert (np.abs(decoded - values) <= np.sqrt(3 * variance) + 1e-6).all()
-
-
-ADVERSARIAL = {
-    "random": lambda rng, shape: rng.normal(0, 3, shape),
-    "constant": lambda rng, shape: np.full(shape, rng.normal()),
-    "huge": lambda rng, shape: rng.choice([-3e4, 3e4], shape),
-    "one-hot": lambda rng, shape: np.eye(*shape) * 50.0,
-    "tiny": lambda rng, shape: rng.normal(0, 1e-30, shape),
-}
 
 
 @settings(max_examples=300)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fpld import BudgetError, FrameError, InputError, UniformCodec, theory
 from fpld.codecs import PredictiveCodec, decode_blocks, make_prior, rangecoder
 from fpld.codecs.predictive import LEAST_PRIOR, flat_prior
-from tests.helpers import make_plan
+from tests.helpers import ADVERSARIAL, make_plan
 
 CODEC = PredictiveCodec()
 NODES, M, V = 4, 200, 256
@@ -92,15 +92,6 @@ def test_weighted_bracket_holds_for_the_measured_kl() -> None:
     assert lower < kl < 1.6 * upper
 
 
-ADVERSARIAL = {
-    "random": lambda rng, shape: rng.normal(0, 3, shape),
-    "constant": lambda rng, shape: np.full(shape, rng.normal()),
-    "huge": lambda rng, shape: rng.choice([-3e4, 3e4], shape),
-    "one-hot": lambda rng, shape: np.eye(*shape) * 50.0,
-    "ties": lambda rng, shape: rng.integers(0, 3, shape).astype(float),
-}
-
-
 @settings(max_examples=300)
 @given(
     st.integers(1, 30),
@@ -117,8 +108,8 @@ def test_never_one_bit_over_and_blocks_agree(
     values = ADVERSARIAL[kind](rng, (contexts, vocab))
     prior = {
         "none": None,
-        "near": make_prior(values + rng.normal(0, 0.5, values.shape)),
-        "wrong": make_prior(rng.normal(0, 5, values.shape)),
+        "near": make_prior(np.asarray(values + rng.normal(0, 0.5, values.shape))),
+        "wrong": make_prior(np.asarray(rng.normal(0, 5, values.shape))),
         "extreme": rng.choice(np.array([0, LEAST_PRIOR], np.int16), values.shape),
     }[prior_kind]
     plan = make_plan(contexts=contexts, vocab=vocab, bits=vocab * rate, clip=None, prior=prior)

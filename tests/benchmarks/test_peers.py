@@ -19,7 +19,7 @@ from benchmarks.peers.topk import TopKCodec
 from fpld import BudgetError, Codec, FrameError, InputError
 from fpld.quantize import centre
 from fpld.theory import kl
-from tests.helpers import make_plan
+from tests.helpers import ADVERSARIAL, make_plan
 
 PEERS = [pytest.param(codec, id=name) for name, codec in peers(4).items()]
 UNBIASED = [
@@ -97,16 +97,6 @@ def test_hostile_payloads_give_an_error_or_finite_values(codec: Codec, data: st.
         return
     assert np.isfinite(values).all()
     assert (variance >= 0).all()
-
-
-ADVERSARIAL = {
-    "random": lambda rng, shape: rng.normal(0, 3, shape),
-    "constant": lambda rng, shape: np.full(shape, rng.normal()),
-    "huge": lambda rng, shape: rng.choice([-3e4, 3e4], shape),
-    "one-hot": lambda rng, shape: np.eye(*shape) * 50.0,
-    "tiny": lambda rng, shape: rng.normal(0, 1e-30, shape),
-    "ties": lambda rng, shape: rng.integers(0, 2, shape) * 5.0,
-}
 
 
 @pytest.mark.parametrize("codec", PEERS)
