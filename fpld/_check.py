@@ -59,15 +59,54 @@ def rows(value: range, contexts: int) -> range:
     return value
 
 
-def logits(value: Any, shape: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
-    """Return `value` as a floating-point [m, V] array of the given shape without NaN and infinities."""
+def host(value: Any) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """Return floating-point numbers as an array in this machine's memory; a torch tensor may lie on any device."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+        if "bfloat16" in str(value.dtype):  # NumPy has no such type
+            value = value.float()
+        value = value.cpu().numpy()  # of a float32 tensor on the CPU: the same memory
     array = np.asarray(value)
     if not np.issubdtype(array.dtype, np.floating):
         raise InputError(f"logits must be floating-point, got dtype {array.dtype}")
-    if array.shape != shape:
-        raise InputError(f"logits must have shape (contexts, vocab) = {shape}, got {array.shape}")
-    finite = np.isfinite(array)
-    if not finite.all():
-        row, column = (int(i) for i in np.argwhere(~finite)[0])
-        raise InputError(f"logits must be finite, got {array[row, column]} at context {row}, token {column}")
+    return array
+
+
+def shape(value: Any, expected: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """Return `value` as a floating-point [m, V] array of the given shape."""
+    array = host(value)
+    if array.shape != expected:
+        raise InputError(f"logits must have shape (contexts, vocab) = {expected}, got {array.shape}")
+    return array
+
+
+def block(value: Any, whole: tuple[int, int], start: int) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """Return the contexts from `start` on, of `whole` = (contexts, vocab), as a floating-point array [n, V]."""
+    array = host(value)
+    if array.ndim != 2 or array.shape[1] != whole[1] or start + len(array) > whole[0]:
+        raise InputError(
+            f"a block of logits must have shape (n, vocab) with vocab = {whole[1]} and n at most {whole[0] - start} at "
+            f"context {start}, got {array.shape}"
+        )
+    return array
+
+
+def all_rows(seen: int, contexts: int) -> None:
+    """Refuse blocks of logits that end too early."""
+    if seen != contexts:
+        raise InputError(f"blocks of logits must hold {contexts} contexts in all, got {seen}")
+
+
+def finite(array: np.ndarray[tuple[int, ...], np.dtype[Any]], start: int = 0) -> None:
+    """Refuse NaN and infinities by their place; the array's first row is context `start`."""
+    good = np.isfinite(array)
+    if not good.all():
+        row, column = (int(i) for i in np.argwhere(~good)[0])
+        raise InputError(f"logits must be finite, got {array[row, column]} at context {start + row}, token {column}")
+
+
+def logits(value: Any, expected: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[Any]]:
+    """Return `value` as a floating-point [m, V] array of the given shape without NaN and infinities."""
+    array = shape(value, expected)
+    finite(array)
     return array

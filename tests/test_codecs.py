@@ -150,10 +150,12 @@ def test_uniform_never_exceeds_any_real_budget(
     values = ADVERSARIAL[kind](np.random.default_rng(seed), plan.shape)
     payload = codec.encode(values, plan)
     assert 8 * len(payload) <= contexts * plan.bits
-    assert 8 * len(payload) > min(contexts * plan.bits, contexts * vocab * 16) - 8
+    assert 8 * (len(payload) + 1) >= min(contexts * plan.bits, contexts * vocab * 15)
     decoded, variance = codec.decode(payload, plan, dtype=np.float64)
     true = values if own else np.clip(values, -2, 2)
-    assert (np.abs(decoded - true) <= np.sqrt(3 * variance) * (1 + 1e-9) + 1e-9).all()
+    # The channel is float32: half a step, and a few units in the last place of the range.
+    slack = 2.0**-22 * max(np.abs(true).max(), plan.clip or 2.0**-24)
+    assert (np.abs(decoded - true) <= np.sqrt(3 * variance) * (1 + 1e-6) + slack).all()
 
 
 def test_below_one_bit_per_coordinate_is_an_error_that_says_so() -> None:
@@ -173,9 +175,9 @@ def test_golden_payload() -> None:
     plan = make_plan(contexts=2, vocab=10, bits=25.0)
     values = np.linspace(-3, 3, 20).reshape(2, 10)
     payload = UniformCodec().encode(values, plan)
-    assert payload.hex() == "01861a8492cf"
+    assert payload.hex() == "1b00584db3f9"
     plan = make_plan(contexts=2, vocab=10, bits=58.0, clip=None)
-    assert UniformCodec().encode(values, plan).hex() == "51beb03d513eb03d07ed1f07ed24"
+    assert UniformCodec().encode(values, plan).hex() == "51beb03d513eb03daa02dba200d5"
 
 
 def test_a_range_for_each_context_beats_one_clip_on_uneven_contexts() -> None:

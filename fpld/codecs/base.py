@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from fpld import _check
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from fpld.types import Decoded, Plan, Reals
+    from fpld.types import Decoded, Floats, Plan, Reals
 
 
 class Codec(Protocol):
@@ -50,6 +52,96 @@ class Sequential(Protocol):
     ) -> Iterator[Decoded]:
         """Decode blocks that follow each other, from the first context on."""
         ...
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """A codec that can encode logits block by block, as a model makes them."""
+
+    def encode_blocks(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
+        """Give the payload of blocks that hold all contexts in order."""
+        ...
+
+
+@runtime_checkable
+class Checking(Protocol):
+    """A codec that can say whether a payload is sound for less than a whole decode."""
+
+    def check(self, payload: bytes | memoryview, plan: Plan) -> None:
+        """Raise FrameError if decoding any part of the payload would."""
+        ...
+
+
+@runtime_checkable
+class Adding(Protocol):
+    """A codec that can decode several nodes and add them up in one pass."""
+
+    def add(
+        self,
+        payloads: Sequence[bytes | memoryview],
+        plans: Sequence[Plan],
+        rows: range,
+        total: npt.NDArray[np.float32],
+        noise: Floats | None = None,
+        weights: Floats | None = None,
+    ) -> Floats:
+        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; give each node's summed variance.
+
+        `noise` [n, V] takes the sum of the variances. With `weights` [n, V], a value counts by the inverse of its
+        variance, and `weights` takes the sum of those.
+        """
+        ...
+
+
+_LEAST_VARIANCE = 1e-30  # what has less counts as exact
+
+
+def add_decoded(
+    codec: Codec,
+    payloads: Sequence[bytes | memoryview],
+    plans: Sequence[Plan],
+    rows: range,
+    total: npt.NDArray[np.float32],
+    noise: Floats | None = None,
+    weights: Floats | None = None,
+) -> Floats:
+    """Do as `Adding.add` with any codec, by decoding node by node."""
+    noise_of = np.zeros(len(plans))
+    for k, (payload, plan) in enumerate(zip(payloads, plans, strict=True)):
+        values, variance = codec.decode(payload, plan, rows)
+        variance = np.asarray(variance, np.float64)
+        noise_of[k] = float(np.broadcast_to(variance, values.shape).sum())
+        if noise is not None:
+            noise += variance
+        if weights is None:
+            total += values
+        else:
+            weight = 1.0 / np.maximum(variance, _LEAST_VARIANCE)
+            weights += weight
+            total += values * weight
+    return noise_of
+
+
+def encode_blocks(codec: Codec, blocks: Iterable[Reals], plan: Plan) -> bytes:
+    """Encode logits that come block by block; a codec that needs all of them at once gets them in float32."""
+    if isinstance(codec, Streaming):
+        return codec.encode_blocks(blocks, plan)
+    whole, start = np.empty(plan.shape, np.float32), 0
+    for block in blocks:
+        part = _check.block(block, plan.shape, start)
+        whole[start : start + len(part)] = part
+        start += len(part)
+    _check.all_rows(start, plan.contexts)
+    return codec.encode(whole, plan)
+
+
+def check(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> None:
+    """Raise FrameError if the payload cannot be decoded; without a cheaper way, by decoding it block by block."""
+    if isinstance(codec, Checking):
+        codec.check(payload, plan)
+    else:
+        for _ in decode_blocks(codec, payload, plan, blocks):
+            pass
 
 
 def decode_blocks(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Iterator[Decoded]:

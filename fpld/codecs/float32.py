@@ -12,6 +12,8 @@ from fpld.errors import BudgetError, FrameError
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
     from fpld.types import Plan, Reals
@@ -31,9 +33,20 @@ class Float32Codec:
 
     def encode(self, logits: Reals, plan: Plan) -> bytes:
         """Give the logits' bytes."""
+        return self.encode_blocks([_check.shape(logits, plan.shape)], plan)
+
+    def encode_blocks(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
+        """Encode logits as they come, by blocks of contexts in order."""
         if plan.bits < self.least_bits(plan):
             raise BudgetError(f"bits must be at least {BITS * plan.vocab} per probe context, got {plan.bits:g}")
-        return _check.logits(logits, plan.shape).astype("<f4").tobytes()
+        payload, start = bytearray(), 0
+        for block in blocks:
+            part = _check.block(block, plan.shape, start)
+            _check.finite(part, start)
+            payload += part.astype("<f4").tobytes()
+            start += len(part)
+        _check.all_rows(start, plan.contexts)
+        return bytes(payload)
 
     def decode(
         self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32

@@ -108,14 +108,14 @@ def bad_frames() -> dict[str, tuple[int, bytes, str]]:
     altered = bytearray(frames[0])
     altered[HEADER.size + 5] ^= 1
     plan = mine._plans[0]
-    noise = seal(bytes(60) + b"\x00\x00\x01" * 40, plan, 1)  # right checksum, words that no encoder writes
+    noise = seal(b"\x00\x7e" * 90, plan, 1)  # right checksum, ranges that are not numbers
     return {
         "foreign run": (0, foreign[0], "run id"),
         "another node's": (1, frames[0], "node"),
         "over budget": (0, over, "budget"),
         "altered": (0, bytes(altered), "checksum"),
         "cut": (0, frames[0][:-1], "payload"),
-        "malformed": (0, noise, "no encoder writes"),
+        "malformed": (0, noise, "states a range that is not a finite"),
         "empty": (0, b"", "at least"),
         "unknown node": (7, frames[0], "unknown node 7"),
     }

@@ -1,0 +1,37 @@
+"""Numba where it is needed: one decorator for kernels, with a cache that also works where the package cannot be written.
+
+Kernels release the interpreter, so that threads run side by side. Compiled code is kept beside the module, or in the
+user's cache folder if that cannot be written, or not at all; `NUMBA_CACHE_DIR` names another place.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., object]")
+
+
+def kernel(function: F) -> F:
+    """Compile a function when it is first called."""
+    from numba import njit
+
+    try:
+        compiled: F = njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder to keep it in
+        compiled = njit(nogil=True)(function)
+    return compiled
+
+
+@cache
+def available() -> bool:
+    """Say whether there is numba; if not, say once that NumPy serves in its place."""
+    found = find_spec("numba") is not None
+    if not found:
+        logging.getLogger("fpld").warning("numba is missing: NumPy serves, slower; pip install 'fpld[fast]'")
+    return found

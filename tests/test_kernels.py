@@ -1,0 +1,167 @@
+"""The kernels against the reference: the same bytes, the same values, the same refusals; several nodes in one pass."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fpld
+from fpld import FrameError, InputError, Plan, UniformCodec, compiled
+from fpld.codecs import add_decoded, encode_blocks
+from tests.helpers import ADVERSARIAL, make_plan
+
+FAST, REFERENCE = UniformCodec(), UniformCodec(reference=True)
+
+
+def plans(count: int, *, slots: int = 1, **changes: Any) -> list[Plan]:
+    return [make_plan(**changes, node=k, slot=k if slots > 1 else 0, slots=slots) for k in range(count)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 6),
+    st.one_of(st.integers(2, 300), st.integers(4000, 9000)),
+    st.one_of(st.integers(1, 15).map(float), st.floats(1, 17)),
+    st.booleans(),
+    st.sampled_from([1, 5]),
+    st.sampled_from(sorted(ADVERSARIAL)),
+    st.integers(0, 2**32 - 1),
+)
+def test_bytes_and_values_are_those_of_the_reference(
+    contexts: int, vocab: int, rate: float, own: bool, slots: int, kind: str, seed: int
+) -> None:
+    plan = make_plan(
+        contexts=contexts,
+        vocab=vocab,
+        bits=vocab * rate + (40 if own else 0),
+        clip=None if own else 2.0,
+        slot=slots - 1,
+        slots=slots,
+    )
+    rng = np.random.default_rng(seed)
+    payload = FAST.encode(ADVERSARIAL[kind](rng, plan.shape), plan)
+    assert payload == REFERENCE.encode(ADVERSARIAL[kind](np.random.default_rng(seed), plan.shape), plan)
+    # And any other bytes of this length, with the ranges left as they are.
+    noise = bytearray(payload)
+    side = 4 * contexts if own else 0
+    noise[side:] = rng.bytes(len(payload) - side)
+    for data in (payload, bytes(noise)):
+        fast, slow = FAST.decode(data, plan), REFERENCE.decode(data, plan)
+        assert np.array_equal(fast.values, slow.values)
+        assert np.array_equal(fast.variance, slow.variance)
+
+
+@pytest.mark.parametrize("slots", [1, 11])
+@pytest.mark.parametrize("clip", [None, 3.0])
+def test_adding_nodes_in_one_pass_is_adding_them_one_by_one(slots: int, clip: float | None) -> None:
+    """Eleven nodes (more than a batch) with budgets of their own, for a block in the middle."""
+    rng = np.random.default_rng(1)
+    bits = rng.uniform(2, 9, 11) * 700
+    listed = [
+        make_plan(contexts=7, vocab=700, bits=float(b), clip=clip, node=k, slot=k if slots > 1 else 0, slots=slots)
+        for k, b in enumerate(bits)
+    ]
+    payloads = [FAST.encode(rng.normal(0, 1, plan.shape).astype(np.float32), plan) for plan in listed]
+    rows = range(2, 6)
+    for weighted in (False, True):
+        found = []
+        for add in (FAST.add, lambda *a: add_decoded(REFERENCE, *a)):
+            total = np.ones((4, 700), np.float32)
+            noise, weights = np.zeros((4, 700)), np.zeros((4, 700)) if weighted else None
+            noise_of = add(payloads, listed, rows, total, noise, weights)
+            found.append((total, noise, weights, noise_of))
+        (total, noise, weights, noise_of), expected = found
+        if weighted:
+            assert weights is not None
+            assert total / weights == pytest.approx(expected[0] / expected[2], rel=1e-4, abs=1e-5)
+            assert weights == pytest.approx(expected[2], rel=1e-4)
+        else:
+            assert np.array_equal(total, expected[0])
+        assert noise == pytest.approx(expected[1], rel=1e-4)
+        assert noise_of == pytest.approx(expected[3], rel=1e-4)
+
+
+@pytest.mark.parametrize("codec", [FAST, REFERENCE])
+def test_blocks_as_they_come_give_the_same_bytes(codec: UniformCodec) -> None:
+    plan = make_plan(contexts=23, clip=None, bits=151.3)
+    logits = np.random.default_rng(0).normal(0, 1, plan.shape).astype(np.float32)
+    blocks = (logits[start : start + 5] for start in range(0, 23, 5))
+    assert encode_blocks(codec, blocks, plan) == codec.encode(logits, plan)
+    with pytest.raises(InputError, match="23 contexts in all, got 20"):
+        encode_blocks(codec, (logits[start : start + 5] for start in range(0, 20, 5)), plan)
+    with pytest.raises(InputError, match=r"n at most 3 at context 20, got \(5, 50\)"):
+        encode_blocks(codec, (logits[:5] for _ in range(5)), plan)
+    bad = logits.copy()
+    bad[17, 3] = np.nan
+    with pytest.raises(InputError, match="nan at context 17, token 3"):
+        encode_blocks(codec, (bad[start : start + 5] for start in range(0, 23, 5)), plan)
+
+
+@pytest.mark.parametrize("codec", [FAST, REFERENCE])
+def test_a_check_refuses_what_decoding_would(codec: UniformCodec) -> None:
+    plan = make_plan(clip=None, bits=150.0)
+    payload = codec.encode(np.zeros(plan.shape), plan)
+    codec.check(payload, plan)
+    with pytest.raises(FrameError, match="payload must be 112 bytes"):
+        codec.check(payload + b"\0", plan)
+    with pytest.raises(FrameError, match="range"):
+        codec.check(payload[:2] + b"\xff\xff" + payload[4:], plan)
+    with pytest.raises(FrameError, match="range"):
+        codec.add([payload[:2] + b"\xff\xff" + payload[4:]], [plan], range(6), np.zeros(plan.shape, np.float32))
+
+
+def test_torch_tensors_are_taken_as_they_are() -> None:
+    torch = pytest.importorskip("torch")
+    plan = make_plan()
+    logits = torch.linspace(-3, 3, 300).reshape(6, 50).requires_grad_()
+    assert FAST.encode(logits, plan) == FAST.encode(logits.detach().numpy(), plan)
+    half = logits.detach().bfloat16()
+    assert FAST.encode(half, plan) == FAST.encode(half.float().numpy(), plan)
+
+
+def test_without_numba_the_reference_serves_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "find_spec", lambda _name: None)
+    compiled.available.cache_clear()
+    plan = make_plan()
+    values = np.linspace(-3, 3, 300).reshape(6, 50)
+    with caplog.at_level(logging.WARNING):
+        assert UniformCodec().encode(values, plan) == REFERENCE.encode(values, plan)
+        UniformCodec().decode(REFERENCE.encode(values, plan), plan)
+    assert caplog.messages == ["numba is missing: NumPy serves, slower; pip install 'fpld[fast]'"]
+    compiled.available.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_read_only_installation_has_its_cache_elsewhere(tmp_path: Path) -> None:
+    """The second process finds compiled code in the user's cache folder; without any folder it compiles anew."""
+    package = tmp_path / "site" / "fpld"
+    shutil.copytree(Path(fpld.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in [package, *package.rglob("*")]:
+        if folder.is_dir():
+            (folder / "__pycache__").write_text("")  # a file where numba wants a folder: no permission would do it for root
+    code = (
+        "import numpy as np; from fpld import Plan, UniformCodec; from fpld.codecs import kernels; "
+        "plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=2, vocab=9, bits=40.0, clip=1.0); "
+        "UniformCodec().encode(np.zeros((2, 9)), plan); print(sum(kernels.encode.stats.cache_hits.values()))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}
+    hits = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
+        )
+        hits.append(int(done.stdout))
+    assert hits == [0, 1]
