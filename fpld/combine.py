@@ -8,7 +8,7 @@ one node adds moves the others' order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,7 +16,11 @@ from fpld import _check
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fpld.types import Reals
+
+T = TypeVar("T")
 
 
 class Rule(Protocol):
@@ -90,16 +94,130 @@ def mixture(values: Reals, variance: Reals) -> Reals:
     [0.7, 0.3]
     """
     _nodes(values, variance)
+    logits = _unbiased(values, variance)
+    top = logits.max(axis=0)
+    result: Reals = (top + np.log(np.exp(logits - top).mean(axis=0))).astype(values.dtype)
+    return result
+
+
+def _unbiased(values: Reals, variance: Reals) -> Reals:
+    """Give log-probabilities, with the error's mean factor taken out."""
     half_step = np.sqrt(3 * np.asarray(variance, values.dtype))
     # log(sinh(h) / h) without overflow, and without 0/0 where there is no error.
     safe = np.maximum(half_step, values.dtype.type(1e-3))
     factor = np.where(half_step < 1e-3, half_step**2 / 6, safe + np.log(-np.expm1(-2 * safe) / (2 * safe)))
-    logits = values - factor
-    logits = logits - logits.max(axis=-1, keepdims=True)
+    logits: Reals = values - factor
+    logits -= logits.max(axis=-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    top = logits.max(axis=0)
-    result: Reals = (top + np.log(np.exp(logits - top).mean(axis=0))).astype(values.dtype)
-    return result
+    return logits
+
+
+class Running(Protocol):
+    """A rule at work on a block of contexts, one node after the other: memory does not grow with the nodes."""
+
+    def add(self, values: Reals, variance: Reals) -> None:
+        """Take in a node."""
+        ...
+
+    def result(self) -> Reals:
+        """Give what the rule gives for all nodes together."""
+        ...
+
+
+class _Mean:
+    def __init__(self) -> None:
+        self._total: Reals | None = None
+        self._nodes = 0
+
+    def add(self, values: Reals, variance: Reals) -> None:  # noqa: ARG002  # the form of all rules
+        self._total = values.copy() if self._total is None else np.add(self._total, values, out=self._total)
+        self._nodes += 1
+
+    def result(self) -> Reals:
+        return _some(self._total) / np.float32(self._nodes)
+
+
+class _Precision:
+    """Nodes without any variance are summed apart: where there are some, they alone count."""
+
+    def __init__(self) -> None:
+        self._sums: list[Reals] | None = None
+
+    def add(self, values: Reals, variance: Reals) -> None:
+        exact = np.broadcast_to(variance == 0, values.shape)
+        weight = np.where(exact, 0, 1 / np.where(variance == 0, 1, variance)).astype(values.dtype)
+        parts: list[Reals] = [weight * values, weight, exact * values, exact.astype(values.dtype)]
+        self._sums = parts if self._sums is None else [a + b for a, b in zip(self._sums, parts, strict=True)]
+
+    def result(self) -> Reals:
+        total, weight, exact, count = _some(self._sums)
+        result: Reals = np.where(count > 0, exact / np.maximum(count, 1), total / np.where(count > 0, 1, weight))
+        return result
+
+
+class _Mixture:
+    """Sums of probabilities, as multiples of the largest so far, so that none underflows."""
+
+    def __init__(self) -> None:
+        self._top: Reals | None = None
+        self._sum: Reals | None = None
+        self._nodes = 0
+
+    def add(self, values: Reals, variance: Reals) -> None:
+        logits = _unbiased(values, variance)
+        self._nodes += 1
+        if self._top is None or self._sum is None:
+            self._top, self._sum = logits, np.ones_like(logits)
+            return
+        top = np.maximum(self._top, logits)
+        self._sum = self._sum * np.exp(self._top - top) + np.exp(logits - top)
+        self._top = top
+
+    def result(self) -> Reals:
+        result: Reals = _some(self._top) + np.log(_some(self._sum) / np.float32(self._nodes))
+        return result
+
+
+class _Stack:
+    """Any other rule sees all nodes of the block together."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._values: list[Reals] = []
+        self._variances: list[Reals] = []
+
+    def add(self, values: Reals, variance: Reals) -> None:
+        self._values.append(values.copy())
+        self._variances.append(np.broadcast_to(variance, values.shape))
+
+    def result(self) -> Reals:
+        return self._rule(np.stack(self._values), np.stack(self._variances))
+
+
+_RUNNING: dict[Rule, Callable[[], Running]] = {mean: _Mean, precision: _Precision, mixture: _Mixture}
+
+
+def running(rule: Rule) -> Running:
+    """Begin to apply a rule node by node; one that is not made for it gets all nodes at the end.
+
+    >>> work = running(mean)
+    >>> for value in (1.0, 3.0):
+    ...     work.add(np.array([value]), np.zeros(1))
+    >>> work.result().tolist()
+    [2.0]
+    """
+    return _RUNNING.get(rule, lambda: _Stack(rule))()
+
+
+def stacks(rule: Rule) -> bool:
+    """Say whether a rule needs all nodes of a block at once."""
+    return rule not in _RUNNING
+
+
+def _some(value: T | None) -> T:
+    if value is None:
+        raise InputError("values must hold at least one node, got none")
+    return value
 
 
 def _nodes(values: Reals, variance: Reals) -> int:

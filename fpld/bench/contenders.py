@@ -35,7 +35,7 @@ def contenders(scene: Scene) -> list[Contender]:
     own = [Contender(name, codec, _fields(codec, scene)) for name, codec in _registered()]
     clip = float(max(np.abs(logits).max() for logits in scene.logits))
     one_clip = Contender("uniform-clip", codecs.get("uniform"), {"clip": max(clip, 1e-6)})
-    return [*own, one_clip, *(Contender(name, codec) for name, codec in _peers(scene.nodes).items())]
+    return [*own, one_clip, *(Contender(name, codec) for name, codec in peers(scene.nodes).items())]
 
 
 def _registered() -> list[tuple[str, Codec]]:
@@ -48,7 +48,7 @@ def _fields(codec: Codec, scene: Scene) -> dict[str, Any]:
     return {"prior": make_prior(scene.prior)} if use and scene.prior is not None else {}
 
 
-def _peers(nodes: int) -> dict[str, Codec]:
+def peers(nodes: int) -> dict[str, Codec]:
     """Give the peers, or none: another package's `benchmarks` is not ours."""
     try:
         found: dict[str, Codec] = import_module(PEERS).peers(nodes)

@@ -87,8 +87,8 @@ class Adding(Protocol):
     ) -> Floats:
         """Add every node's values of the contexts in `rows` to `total` [n, V], in order; give each node's summed variance.
 
-        `noise` [n, V] takes the sum of the variances. With `weights` [n, V], a value counts by the inverse of its
-        variance, and `weights` takes the sum of those.
+        `noise` [k, V] takes the sum of the variances of the first k contexts. With `weights` [n, V], a value counts by the
+        inverse of its variance, and `weights` takes the sum of those.
         """
         ...
 
@@ -112,7 +112,7 @@ def add_decoded(
         variance = np.asarray(variance, np.float64)
         noise_of[k] = float(np.broadcast_to(variance, values.shape).sum())
         if noise is not None:
-            noise += variance
+            noise += np.broadcast_to(variance, values.shape)[: len(noise)]
         if weights is None:
             total += values
         else:

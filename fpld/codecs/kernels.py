@@ -158,7 +158,7 @@ def add(
                     _, _, variance = _constants(halves[k, r], centres[k, r], levels)
                     noise_of[k] += lanes * variance
                     begin, end = start + d * lanes, start + (d + 1) * lanes
-                    if noise.size:
+                    if r < noise.shape[0]:
                         noise[r, begin] += variance
                         noise[r, end] -= variance
                     if weighted:

@@ -300,7 +300,7 @@ def _add(
 ) -> Floats:
     """Let the kernel add up nodes, a few at a time, so that what they add to stays in the cache."""
     vocab = total.shape[1]
-    edges = [np.zeros((len(total) if asked is not None else 0, vocab + 1)) for asked in (noise, weights)]
+    edges = [np.zeros((0 if asked is None else len(asked), vocab + 1)) for asked in (noise, weights)]
     noise_of = np.zeros(len(plans))
     scratch = _scratch(vocab)
     for first in range(0, len(plans), kernels.BATCH):

@@ -77,7 +77,7 @@ def work(folder: Path, data: bytes) -> bytes:
     text, _ = store.read_arrays(site.text)
     seed = derive_seed(site.seed, "local", node.round, site.index)
     student.finetune(text["tokens"], seed=seed, **site.training(site.local, node.round))
-    node, frame = node.answer(task, student.logits(probe.sequences))
+    node, frame = node.answer(task, student.logit_blocks(probe.sequences))
     _save(store, node, {} if task.broadcast == "weights" else student.state())
     return frame
 

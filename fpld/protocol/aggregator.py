@@ -1,4 +1,4 @@
-"""The aggregator as a state machine: tasks out, frames in, no network, no files, no training here.
+"""The aggregator as a state machine: tasks out, frames in, no network and no training here.
 
     ready --open--> collecting --close--> closed --distilled--> ready (next round) or done
                        |  ^
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs import decode_blocks
+from fpld.codecs import check
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
 from fpld.estimate import Moments
+from fpld.protocol.combining import Replies, split
 from fpld.protocol.messages import Against, Broadcast, Task
+from fpld.protocol.spool import MEMORY, Spool
 from fpld.registry import codecs, rules
-from fpld.theory import softmax, weighted_bracket
-from fpld.types import Decoded, Plan
-from fpld.wire import OVERHEAD, unseal
+from fpld.types import Plan
+from fpld.wire import OVERHEAD, payload_of, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fpld.protocol.combining import Sums
     from fpld.protocol.policy import Budget
     from fpld.types import Floats
-
-_BLOCK = 1 << 22  # coordinates of all nodes together that are decoded at a time
 
 
 class Phase(Enum):
@@ -72,7 +72,11 @@ class Combined(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What does not change in a run."""
+    """What does not change in a run.
+
+    Frames of a round take up to `spool` bytes of memory, more of them lie in a temporary file. Combining takes `threads`,
+    or as many as there are cores.
+    """
 
     names: Sequence[str]
     run_key: bytes
@@ -87,6 +91,8 @@ class Settings:
     against: Against = "nothing"
     stratified: bool = True
     quorum: int = 1
+    spool: int = MEMORY
+    threads: int = 0
     mac_keys: Mapping[int, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,7 +109,7 @@ class Aggregator:
         self.round = 0
         self.receipts: list[Receipt] = []
         self._plans: dict[int, Plan] = {}
-        self._frames: dict[int, bytes] = {}
+        self._spool = Spool(settings.spool)
         self._moments = Moments.start(len(settings.names), forget=settings.budget.forget)
         self._estimate: Floats | None = None
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
@@ -121,12 +127,12 @@ class Aggregator:
     @property
     def missing(self) -> list[int]:
         """List the nodes that have not answered yet."""
-        return [node for node in self._plans if node not in self._frames]
+        return [node for node in self._plans if node not in self._spool]
 
     @property
     def sent(self) -> dict[int, int]:
         """Give the payload bytes of each accepted frame."""
-        return {node: len(self._frames[node]) - OVERHEAD for node in sorted(self._frames)}
+        return {node: len(self._spool.get(node)) - OVERHEAD for node in self._spool.nodes}
 
     def open(
         self,
@@ -155,50 +161,44 @@ class Aggregator:
             )
             for node in range(len(s.names))
         }
-        self._frames = {}
+        self._spool.clear()
         return {node: Task(plan, s.codec, s.against, broadcast, arrays) for node, plan in self._plans.items()}
 
     def frame(self, node: int, data: bytes) -> Receipt:
         """Take a frame that came over node's channel; give the receipt, which is recorded too."""
         receipt = Receipt(self.round, node, *self._judge(node, data))
         if receipt.verdict == "accepted":
-            self._frames[node] = bytes(data)
+            self._spool.put(node, bytes(data))
         self.receipts.append(receipt)
         return receipt
 
     def close(self) -> list[int]:
         """End the collecting; refuse below the quorum, and go on collecting."""
-        if self.phase is Phase.COLLECTING and len(self._frames) < self.settings.quorum:
+        if self.phase is Phase.COLLECTING and len(self._spool) < self.settings.quorum:
             names = ", ".join(self.settings.names[node] for node in self.missing)
             raise QuorumError(
-                f"round {self.round}: {len(self._frames)} of {len(self._plans)} nodes answered, the quorum is "
+                f"round {self.round}: {len(self._spool)} of {len(self._plans)} nodes answered, the quorum is "
                 f"{self.settings.quorum}; missing: {names}"
             )
         self._step("close")
-        return sorted(self._frames)
+        return self._spool.nodes
 
     def combine(self) -> Combined:
         """Decode and combine, block by block over contexts, nodes in the order of their numbers."""
         self._step("combine")
-        s, nodes = self.settings, sorted(self._frames)
-        codec, rule = codecs.get(s.codec), rules.get(s.rule)
-        payloads = {node: self._payload(node, self._frames[node]) for node in nodes}
-        target = np.empty((s.contexts, s.vocab), np.float32)
-        noise, total, bracket = np.zeros(len(s.names)), np.zeros(len(s.names)), np.zeros(2)
-        blocks = _blocks(s.contexts, s.vocab * len(nodes))
-        streams = [decode_blocks(codec, payloads[node], self._plans[node], blocks) for node in nodes]
-        for rows, *replies in zip(blocks, *streams, strict=True):
-            values = np.stack([self._absolute(node, rows, reply) for node, reply in zip(nodes, replies, strict=True)])
-            variance = np.stack([np.broadcast_to(reply.variance, values.shape[1:]) for reply in replies])
-            target[rows.start : rows.stop] = rule(values, variance)
-            for k, node in enumerate(nodes):
-                noise[node] += float(variance[k].sum(dtype=np.float64))
-                total[node] += float(np.square(values[k], dtype=np.float64).sum())
-            bracket += weighted_bracket(softmax(target[rows.start : rows.stop]), variance.sum(axis=0) / len(nodes) ** 2)
-        coordinates = s.contexts * s.vocab
-        self._learn(nodes, noise / coordinates, total, coordinates)
-        lower, upper = bracket / s.contexts
-        return Combined(target, nodes, float(upper), float(lower))
+        s, nodes = self.settings, self._spool.nodes
+        replies = Replies(
+            codecs.get(s.codec),
+            rules.get(s.rule),
+            [payload_of(self._spool.get(node)) for node in nodes],
+            [self._plans[node] for node in nodes],
+            [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes],
+            s.budget.estimator == "second-moment",
+        )
+        sums = replies.combine(s.threads)
+        self._learn(nodes, sums, s.contexts * s.vocab)
+        lower, upper = sums.bracket
+        return Combined(sums.target, nodes, float(upper), float(lower))
 
     def distilled(self) -> bool:
         """End the round; say whether it was the last."""
@@ -242,8 +242,8 @@ class Aggregator:
             return "refused", f"late: the aggregator is {self.phase.value}"
         if node not in self._plans:
             return "refused", f"unknown node {node}"
-        if node in self._frames:
-            same = self._frames[node] == data
+        if node in self._spool:
+            same = self._spool.get(node) == data
             return (
                 ("duplicate", "") if same else ("refused", "a second, different frame in this round: the first counts")
             )
@@ -254,38 +254,26 @@ class Aggregator:
         return "accepted", ""
 
     def _verify(self, node: int, data: bytes) -> None:
-        """Decode all of a frame once and forget it: after acceptance nothing can fail."""
-        payload, plan, codec = self._payload(node, data), self._plans[node], codecs.get(self.settings.codec)
-        for _ in decode_blocks(codec, payload, plan, _blocks(plan.contexts, plan.vocab)):
-            pass
+        """Check a frame once, so that after acceptance nothing can fail."""
+        plan, codec = self._plans[node], codecs.get(self.settings.codec)
+        payload = unseal(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
+        check(codec, payload, plan, split(plan.contexts, plan.vocab))
 
-    def _payload(self, node: int, data: bytes) -> memoryview:
-        key = self.settings.mac_keys.get(node, b"")
-        return unseal(data, self._plans[node], codecs.get(self.settings.codec).code, key=key)
+    def _reconstruction(self, node: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Give the sum of what a node has sent so far: what it codes against."""
+        shape = self.settings.contexts, self.settings.vocab
+        return self._reconstructions.setdefault(node, np.zeros(shape, np.float32))
 
-    def _absolute(self, node: int, rows: range, reply: Decoded) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Add what the node coded against, and keep the sum if it will be needed."""
-        values = reply.values.astype(np.float32, copy=False)
-        if self.settings.against == "nothing":
-            return values
-        s = self.settings
-        own = self._reconstructions.setdefault(node, np.zeros((s.contexts, s.vocab), np.float32))
-        own[rows.start : rows.stop] += values
-        return own[rows.start : rows.stop]
-
-    def _learn(self, nodes: list[int], noise: Floats, total: Floats, count: int) -> None:
+    def _learn(self, nodes: list[int], sums: Sums, count: int) -> None:
         """Update the weights' estimate from what this round brought."""
         budget = self.settings.budget
-        self._moments = self._moments.add({node: (float(total[node]), count) for node in nodes})
-        if budget.estimator == "second-moment" and (self._moments.count > 0).all():
-            self._estimate = self._moments.weights()
+        if budget.estimator == "second-moment":
+            squares = zip(nodes, sums.squares, strict=True)
+            self._moments = self._moments.add({node: (float(square), count) for node, square in squares})
+            if (self._moments.count > 0).all():
+                self._estimate = self._moments.weights()
         if budget.estimator == "distortion":
             rates = np.array([self._plans[node].bits for node in nodes])
             estimate = np.ones(len(self.settings.names)) if self._estimate is None else self._estimate.copy()
-            estimate[nodes] = noise[nodes] * np.exp2(2 * rates / self.settings.vocab)
+            estimate[nodes] = sums.noise / count * np.exp2(2 * rates / self.settings.vocab)
             self._estimate = estimate
-
-
-def _blocks(contexts: int, width: int) -> list[range]:
-    stride = max(_BLOCK // width, 1)
-    return [range(start, min(start + stride, contexts)) for start in range(0, contexts, stride)]

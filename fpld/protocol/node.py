@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld import _check
+from fpld.codecs import encode_blocks
 from fpld.errors import InputError, ProtocolError
 from fpld.protocol.messages import Task, digest
 from fpld.quantize import centre
@@ -23,7 +25,11 @@ from fpld.registry import codecs
 from fpld.wire import seal, unseal
 
 if TYPE_CHECKING:
-    from fpld.types import Reals
+    from collections.abc import Iterable, Iterator
+
+    from fpld.types import Plan, Reals
+
+_BLOCK = 1 << 20  # coordinates of an array that are centred at a time
 
 
 class Phase(Enum):
@@ -66,20 +72,42 @@ class Node:
             raise ProtocolError("the task codes against a reconstruction that this node does not have")
         return replace(self, phase=Phase.TRAINING, round=plan.round, task=digest(data), frame=b""), task, None
 
-    def answer(self, task: Task, logits: Reals, *, key: bytes = b"") -> tuple[Node, bytes]:
-        """Code the logits of the trained model under the task's plan; give the frame to send."""
+    def answer(self, task: Task, logits: Reals | Iterable[Reals], *, key: bytes = b"") -> tuple[Node, bytes]:
+        """Code the logits of the trained model under the task's plan; give the frame to send.
+
+        `logits` are an array or tensor [m, V], or blocks of its rows in order, as a model makes them: then no more than
+        a block is held, if the codec can work so.
+        """
         if self.phase is not Phase.TRAINING or task.plan.round != self.round:
             raise ProtocolError(f"logits for round {task.plan.round} while {self.phase.value} in round {self.round}")
         codec, plan = codecs.get(task.codec), task.plan
-        if np.shape(logits) != plan.shape:
-            raise InputError(f"logits must have shape {plan.shape}, got {np.shape(logits)}")
-        # Softmax does not see a constant, but clips and robust rules do: all nodes centre alike.
-        centred = centre(np.asarray(logits, np.float32))
         base = self.reconstruction if task.against == "own" else None
-        payload = codec.encode(centred if base is None else centred - base, plan)
+        payload = encode_blocks(codec, _centred(logits, plan, base), plan)
         frame = seal(payload, plan, codec.code, key=key)
         reconstruction = None
         if task.against == "own":
             sent = codec.decode(unseal(frame, plan, codec.code, key=key), plan).values.astype(np.float32)
             reconstruction = sent if base is None else base + sent
         return replace(self, phase=Phase.ANSWERED, frame=frame, reconstruction=reconstruction), frame
+
+
+def _centred(
+    logits: Reals | Iterable[Reals], plan: Plan, base: np.ndarray[Any, np.dtype[np.float32]] | None
+) -> Iterator[Reals]:
+    """Give logits block by block, centred and less what the node codes against."""
+    start = 0
+    for block in _blocks(logits, plan) if hasattr(logits, "shape") else logits:
+        # Softmax does not see a constant, but clips and robust rules do: all nodes centre alike.
+        part = centre(_check.host(block).astype(np.float32, copy=False))
+        if base is not None:
+            part -= base[start : start + len(part)]
+        start += len(part)
+        yield part
+
+
+def _blocks(logits: Any, plan: Plan) -> Iterator[Reals]:
+    if tuple(logits.shape) != plan.shape:
+        raise InputError(f"logits must have shape {plan.shape}, got {tuple(logits.shape)}")
+    stride = max(_BLOCK // plan.vocab, 1)
+    for start in range(0, plan.contexts, stride):
+        yield logits[start : start + stride]

@@ -1,0 +1,164 @@
+"""How fast codecs are: encode, decode and add, and a whole round at the aggregator, over numpy's `acc += x`.
+
+`acc += x` on float32 arrays is what an aggregator of raw logits must do at least. Every codec is timed in turn with it, in
+one process, and what is compared are medians of processor time, so that other work on the machine counts little.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.bench.contenders import PEERS, Contender, peers
+from fpld.codecs import Adding, UniformCodec, add_decoded
+from fpld.errors import InputError
+from fpld.protocol import Aggregator, Budget, Settings
+from fpld.registry import codecs
+from fpld.seeds import derive_key, derive_seed
+from fpld.types import Plan
+from fpld.wire import seal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    Floats32 = npt.NDArray[np.float32]
+
+Row = dict[str, Any]
+COLUMNS = ("codec", "bits", "operation", "ratio", "nanoseconds")
+CLIP = 8.0
+_ENOUGH = 2.0  # seconds: a codec that would take longer for one node is timed on fewer contexts
+
+__all__ = ["COLUMNS", "PEERS", "Sizes", "contenders", "measure"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is timed: contexts m, vocabulary V, nodes that are added at a time, and how often."""
+
+    contexts: int = 512
+    vocab: int = 32_000
+    nodes: int = 8
+    repeat: int = 5
+
+
+def contenders(nodes: int) -> list[Contender]:
+    """List the package's codecs, the uniform one in NumPy too, and the peers of a checkout."""
+    own = [Contender(name, codecs.get(name)) for name in codecs.names()]
+    reference = Contender("uniform (numpy)", UniformCodec(reference=True))
+    found = [*own, reference, *(Contender(name, codec) for name, codec in peers(nodes).items())]
+    return [replace(item, fields={"clip": CLIP} if item.name.startswith("uniform") else {}) for item in found]
+
+
+def measure(
+    listed: Sequence[Contender], budgets: Sequence[float], sizes: Sizes, seed: int, tick: Callable[[], None]
+) -> list[Row]:
+    """Time every codec at every budget (bits per coordinate) that it can meet.
+
+    `ratio` is coordinates per second over those of `acc += x`; `nanoseconds` is the time for a coordinate of a node.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "bench", "speed"))
+    logits = rng.standard_normal((sizes.contexts, sizes.vocab), np.float32)
+    rows: list[Row] = []
+    for bits in budgets:
+        for item in listed:
+            try:
+                rows += _time(item, bits, logits, sizes, seed)
+            except InputError:
+                pass  # a budget that the codec does not meet
+            tick()
+    if not rows:
+        raise InputError(f"--bits: no codec meets a budget of {', '.join(f'{bits:g}' for bits in budgets)}")
+    return rows
+
+
+def _time(item: Contender, bits: float, logits: Floats32, sizes: Sizes, seed: int) -> list[Row]:
+    some = logits[: max(1, min(len(logits), (1 << 18) // logits.shape[1]))]
+    item.codec.encode(some, _plans(item, bits, len(some), sizes, seed)[0])  # compiles, and refuses
+    seconds = _seconds(lambda: item.codec.encode(some, _plans(item, bits, len(some), sizes, seed)[0]))
+    contexts = min(len(logits), max(len(some), int(_ENOUGH / seconds * len(some))))
+    part = logits[:contexts]
+    plans = _plans(item, bits, contexts, sizes, seed)
+    payloads = [item.codec.encode(part, plan) for plan in plans[:1]] * len(plans)
+    frames = [seal(payload, plan, item.codec.code) for payload, plan in zip(payloads, plans, strict=True)]
+    work: dict[str, tuple[Callable[[], object], int]] = {
+        "encode": (lambda: item.codec.encode(part, plans[0]), 1),
+        "decode + add": (_adder(item, payloads, plans, part), len(plans)),
+    }
+    if item.name in codecs.names():
+        work["round"] = (lambda: _round(item.name, plans, frames), len(plans))
+    accumulated = logits.copy()
+    scratch = logits + 1  # written before: pages that were never touched would flatter it
+    times: dict[str, list[float]] = {name: [] for name in [*work, "add"]}
+    for act, _ in work.values():
+        act()
+    for _ in range(sizes.repeat):
+        for name, (act, _) in work.items():
+            times["add"].append(_seconds(lambda: np.add(accumulated, scratch, out=accumulated)) / logits.size)
+            times[name].append(_seconds(act) / part.size)
+    base = median(times["add"])
+    values = {name: median(times[name]) / count for name, (_, count) in work.items()}
+    return [
+        dict(zip(COLUMNS, (item.name, bits, name, base / value, 1e9 * value), strict=True))
+        for name, value in values.items()
+    ]
+
+
+def _plans(item: Contender, bits: float, contexts: int, sizes: Sizes, seed: int) -> list[Plan]:
+    common: dict[str, Any] = {"run_key": derive_key(seed), "round": 1, "probe": bytes(32), "slots": sizes.nodes}
+    return [
+        Plan(
+            **common,
+            node=node,
+            slot=node,
+            contexts=contexts,
+            vocab=sizes.vocab,
+            bits=bits * sizes.vocab,
+            **item.fields,
+        )
+        for node in range(sizes.nodes)
+    ]
+
+
+def _adder(item: Contender, payloads: list[bytes], plans: list[Plan], like: Floats32) -> Callable[[], object]:
+    total, rows, codec = np.ones_like(like), range(len(like)), item.codec
+    if isinstance(codec, Adding):
+        return lambda: codec.add(payloads, plans, rows, total)
+    return lambda: add_decoded(codec, payloads, plans, rows, total)
+
+
+def _round(name: str, plans: list[Plan], frames: list[bytes]) -> object:
+    """Check, spool and combine the frames of a round on one thread."""
+    caps = np.array([plan.bits for plan in plans])
+    first = plans[0]
+    settings = Settings(
+        names=[f"node {plan.node}" for plan in plans],
+        run_key=first.run_key,
+        probe=first.probe,
+        contexts=first.contexts,
+        vocab=first.vocab,
+        rounds=1,
+        budget=Budget(caps=caps, floors=caps, vocab=first.vocab),
+        clips=[plan.clip for plan in plans],
+        codec=name,
+        threads=1,
+    )
+    aggregator = Aggregator(settings)
+    aggregator.open("none", {})
+    for node, frame in enumerate(frames):
+        receipt = aggregator.frame(node, frame)
+        if receipt.verdict != "accepted":
+            raise InputError(f"a frame of {name} was refused: {receipt.reason}")
+    aggregator.close()
+    return aggregator.combine()
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    start = time.process_time()
+    act()
+    return max(time.process_time() - start, 1e-9)

@@ -1,0 +1,69 @@
+"""Frames that wait for the end of a round: in memory, and in a temporary file once they take more than a limit."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from mmap import ACCESS_READ, ALLOCATIONGRANULARITY, mmap
+from typing import IO
+
+MEMORY = 1 << 28
+
+
+class Spool:
+    """Hold one frame for each node; `limit` is how many bytes may lie in memory.
+
+    The file has no name and goes away with the process. Frames in it are mapped, so reading them needs no memory that
+    the system could not take back.
+
+    >>> spool = Spool(limit=4)
+    >>> spool.put(0, b"four"); spool.put(1, b"more")
+    >>> bytes(spool.get(0)), bytes(spool.get(1)), spool.on_disk
+    (b'four', b'more', 4)
+    """
+
+    def __init__(self, limit: int = MEMORY) -> None:
+        self._limit = limit
+        self._frames: dict[int, bytes | mmap] = {}
+        self._file: IO[bytes] | None = None
+        self._end = 0
+        self.in_memory = 0
+        self.on_disk = 0
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._frames
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def nodes(self) -> list[int]:
+        """List the nodes whose frames are here, in order."""
+        return sorted(self._frames)
+
+    def put(self, node: int, data: bytes) -> None:
+        """Keep a node's frame."""
+        if self.in_memory + len(data) <= self._limit:
+            self._frames[node] = data
+            self.in_memory += len(data)
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="fpld-spool-")  # noqa: SIM115  # closed by `clear`, or below
+            weakref.finalize(self, self._file.close)
+        self._file.seek(self._end)
+        self._file.write(data)
+        self._file.flush()
+        self._frames[node] = mmap(self._file.fileno(), len(data), access=ACCESS_READ, offset=self._end)
+        self._end += -(-len(data) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
+        self.on_disk += len(data)
+
+    def get(self, node: int) -> memoryview:
+        """Give a node's frame, not a copy."""
+        return memoryview(self._frames[node])
+
+    def clear(self) -> None:
+        """Forget all frames, and the file."""
+        self._frames.clear()
+        if self._file is not None:
+            self._file.close()
+        self._file, self._end, self.in_memory, self.on_disk = None, 0, 0, 0
