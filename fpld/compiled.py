@@ -1,4 +1,4 @@
-"""Numba where it is needed: one decorator for kernels, with a cache that also works where the package cannot be written.
+"""Numba where it is needed: one decorator for kernels, with a cache that works where the package cannot be written.
 
 Kernels release the interpreter, so that threads run side by side. Compiled code is kept beside the module, or in the
 user's cache folder if that cannot be written, or not at all; `NUMBA_CACHE_DIR` names another place.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,10 +22,9 @@ def kernel(function: F) -> F:
     from numba import njit
 
     try:
-        compiled: F = njit(cache=True, nogil=True)(function)
+        return cast("F", njit(cache=True, nogil=True)(function))
     except RuntimeError:  # no folder to keep it in
-        compiled = njit(nogil=True)(function)
-    return compiled
+        return cast("F", njit(nogil=True)(function))
 
 
 @cache

@@ -83,6 +83,7 @@ def test_adding_nodes_in_one_pass_is_adding_them_one_by_one(slots: int, clip: fl
         (total, noise, weights, noise_of), expected = found
         if weighted:
             assert weights is not None
+            assert expected[2] is not None
             assert total / weights == pytest.approx(expected[0] / expected[2], rel=1e-4, abs=1e-5)
             assert weights == pytest.approx(expected[2], rel=1e-4)
         else:
@@ -150,7 +151,9 @@ def test_a_read_only_installation_has_its_cache_elsewhere(tmp_path: Path) -> Non
     shutil.copytree(Path(fpld.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in [package, *package.rglob("*")]:
         if folder.is_dir():
-            (folder / "__pycache__").write_text("")  # a file where numba wants a folder: no permission would do it for root
+            (folder / "__pycache__").write_text(
+                ""
+            )  # a file where numba wants a folder: no permission would do it for root
     code = (
         "import numpy as np; from fpld import Plan, UniformCodec; from fpld.codecs import kernels; "
         "plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=2, vocab=9, bits=40.0, clip=1.0); "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.peers.rows import Bytes, Floats32, RowCodec, pad, read_half, write_half_up
+from benchmarks.peers.rows import Bytes, Floats32, RowCodec, read_half, write_half_up
 from fpld.codecs import radix
 from fpld.dither import Dither
 
@@ -44,16 +44,15 @@ class StochasticCodec(RowCodec):
         header = write_half_up(x.max(axis=1, keepdims=True) - low)
         span = read_half(header)
         place = np.divide(x - low, span, out=np.zeros_like(x), where=span > 0)
-        layout = radix.layout(plan.vocab, 8 * (size - HEADER))
+        layout = radix.layout(plan.vocab, size - HEADER)
         symbols = np.clip(self.round(place, layout.levels(), plan, rows), 0, layout.levels() - 1)
-        return np.concatenate([header, pad(np.packbits(radix.pack(symbols, layout), axis=1), size - HEADER)], axis=1)
+        return np.concatenate([header, radix.pack(symbols, layout)], axis=1)
 
     def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
         """Give the level of each coordinate, the middle of the range at zero."""
         span = read_half(data[:, :HEADER], least=0.0)
-        layout = radix.layout(plan.vocab, 8 * (data.shape[1] - HEADER))
-        bits = np.unpackbits(data[:, HEADER:], axis=1)[:, : layout.bits]
-        place, step = self.place(radix.unpack(bits, layout), layout.levels(), plan, rows)
+        layout = radix.layout(plan.vocab, data.shape[1] - HEADER)
+        place, step = self.place(radix.unpack(data[:, HEADER:], layout), layout.levels(), plan, rows)
         # y (1 - y) step^2 at the place y within a cell, which the decoder does not know: a sixth on average.
         return (place - 0.5) * span, np.square(step * span) / 6
 

@@ -1,12 +1,13 @@
 """How fast codecs are: encode, decode and add, and a whole round at the aggregator, over numpy's `acc += x`.
 
-`acc += x` on float32 arrays is what an aggregator of raw logits must do at least. Every codec is timed in turn with it, in
-one process, and what is compared are medians of processor time, so that other work on the machine counts little.
+`acc += x` on float32 arrays is what an aggregator of raw logits must do at least. Every codec is timed in turn with
+it, in one process, and what is compared are medians of processor time, so that other work on the machine counts little.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,8 @@ def measure(
     rows: list[Row] = []
     for bits in budgets:
         for item in listed:
-            try:
+            with suppress(InputError):  # a budget that the codec does not meet
                 rows += _time(item, bits, logits, sizes, seed)
-            except InputError:
-                pass  # a budget that the codec does not meet
             tick()
     if not rows:
         raise InputError(f"--bits: no codec meets a budget of {', '.join(f'{bits:g}' for bits in budgets)}")

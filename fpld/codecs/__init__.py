@@ -2,7 +2,8 @@
 
 from fpld.codecs.base import Adding, Codec, add_decoded, check, decode_blocks, encode_blocks
 from fpld.codecs.float32 import Float32Codec
-from fpld.codecs.predictive import PredictiveCodec, make_prior
+from fpld.codecs.predictive import PredictiveCodec
+from fpld.codecs.prior import make_prior
 from fpld.codecs.uniform import UniformCodec
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -64,15 +64,6 @@ class Streaming(Protocol):
 
 
 @runtime_checkable
-class Checking(Protocol):
-    """A codec that can say whether a payload is sound for less than a whole decode."""
-
-    def check(self, payload: bytes | memoryview, plan: Plan) -> None:
-        """Raise FrameError if decoding any part of the payload would."""
-        ...
-
-
-@runtime_checkable
 class Adding(Protocol):
     """A codec that can decode several nodes and add them up in one pass."""
 
@@ -85,10 +76,10 @@ class Adding(Protocol):
         noise: Floats | None = None,
         weights: Floats | None = None,
     ) -> Floats:
-        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; give each node's summed variance.
+        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; give each one's summed variance.
 
-        `noise` [k, V] takes the sum of the variances of the first k contexts. With `weights` [n, V], a value counts by the
-        inverse of its variance, and `weights` takes the sum of those.
+        `noise` [k, V] takes the sum of the variances of the first k contexts. With `weights` [n, V], a value counts by
+        the inverse of its variance, and `weights` takes the sum of those.
         """
         ...
 
@@ -135,13 +126,22 @@ def encode_blocks(codec: Codec, blocks: Iterable[Reals], plan: Plan) -> bytes:
     return codec.encode(whole, plan)
 
 
-def check(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> None:
-    """Raise FrameError if the payload cannot be decoded; without a cheaper way, by decoding it block by block."""
-    if isinstance(codec, Checking):
-        codec.check(payload, plan)
-    else:
-        for _ in decode_blocks(codec, payload, plan, blocks):
-            pass
+@runtime_checkable
+class Learning(Protocol):
+    """A codec that learns as it goes, and can begin the next round with what it has learnt (`Plan.tables`)."""
+
+    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
+        """Refuse an unsound payload, for less than decoding costs; give the tables that it ends with, if any."""
+        ...
+
+
+def check(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Any:
+    """Refuse an unsound payload: after this nothing in it can fail; give what the codec has learnt from it."""
+    if isinstance(codec, Learning):
+        return codec.check(payload, plan)
+    for _ in decode_blocks(codec, payload, plan, blocks):
+        pass
+    return None
 
 
 def decode_blocks(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Iterator[Decoded]:

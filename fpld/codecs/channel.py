@@ -1,8 +1,8 @@
 """The uniform codec's arithmetic on arrays: what a symbol is and what it decodes to. The kernels do the same in loops.
 
-All of it is float32 and integers, operation by operation, so that every machine decodes the same values. With N levels on
-the half-range h around c, the step is 2h / (N - 1). The dither y is a 16-bit number; a value is placed on a grid of 2^16
-points a step, i = (x - c) 2^16 / step + (N - 1) 2^15 to the nearest integer, and its symbol is
+All of it is float32 and integers, operation by operation, so that every machine decodes the same values. With N
+levels on the half-range h around c, the step is 2h / (N - 1). The dither y is a 16-bit number; a value is placed on a
+grid of 2^16 points a step, i = (x - c) 2^16 / step + (N - 1) 2^15 to the nearest integer, and its symbol is
 
     k = (i + 65535 - y) >> 16,    so that    z = 2^16 k + y    lies in i .. i + 65535, each equally likely.
 
@@ -38,7 +38,8 @@ def quantize(values: Floats32, centres: Floats, halves: Floats, levels: Ints, un
     offset, top = ((levels - 1) * 32768.0 + 0.5).astype(np.float32), ((levels - 1) * UNITS).astype(np.float32)
     place = (values - centres[:, None].astype(np.float32)) * slope + offset
     index = np.minimum(np.maximum(place, np.float32(0)), top).astype(np.int64)
-    return index + (65535 - units.astype(np.int64)) >> 16
+    symbols: Ints = index + (65535 - units.astype(np.int64)) >> 16
+    return symbols
 
 
 def dequantize(symbols: Ints, centres: Floats, halves: Floats, levels: Ints, units: Units) -> Floats32:

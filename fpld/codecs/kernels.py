@@ -214,7 +214,10 @@ def _half_unit(value):
 @kernel
 def _range(least, most, floats, keys):
     """Give centre and half-range as float16 numbers, the range rounded up: as `fpld.codecs.channel` has them."""
-    keys[0], keys[1] = least ^ ((least >> int32(31)) & int32(0x7FFFFFFF)), most ^ ((most >> int32(31)) & int32(0x7FFFFFFF))
+    keys[0], keys[1] = (
+        least ^ ((least >> int32(31)) & int32(0x7FFFFFFF)),
+        most ^ ((most >> int32(31)) & int32(0x7FFFFFFF)),
+    )
     bottom, top = float(floats[0]), float(floats[1])
     middle = (top + bottom) / 2
     unit = _half_unit(middle)
@@ -310,11 +313,19 @@ def encode(
                     offset, top = float32((levels - 1) * 32768.0 + 0.5), float32((levels - 1) * 65536.0)
                     c = start + d * lanes + s
                     o = (c + turn) & _TURN
-                    from_logits = values[c : c + n], float32(centre), slope, offset, top, units[c : c + n], phases[o : o + n]
+                    from_logits = (
+                        values[c : c + n],
+                        float32(centre),
+                        slope,
+                        offset,
+                        top,
+                        units[c : c + n],
+                        phases[o : o + n],
+                    )
                     if planes.shape[0] == 0:
-                        _append_values(part, uint32(radix if d else 0), *from_logits)
+                        _append_values(part, uint32(radix if d else 0), values[c : c + n], *channel)
                     else:
-                        _quantize(*from_logits, symbols[c : c + n])
+                        _quantize(values[c : c + n], *channel, symbols[c : c + n])
                         _append(part, uint32(radix if d else 0), uint32(65536 >> low), symbols[c : c + n])
                     product *= radix
                 if width == 16:

@@ -54,7 +54,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Lay out `width` raw bits of every symbol, `place` bits up: byte j from `at` holds coordinates j, j + length, ..."""
+    """Lay out `width` raw bits of every symbol, `place` up: byte j from `at` holds coordinates j, j + length, ..."""
 
     width: int
     place: int

@@ -41,7 +41,7 @@ _LIMIT = float(np.finfo(np.float16).max) / 2  # of logits whose ranges are state
 
 
 class _Shares(NamedTuple):
-    """How the payload is shared out: the first `longer` contexts have the first of two layouts, the others the second."""
+    """How the payload is shared out: the first `longer` contexts have the first layout, the others the second."""
 
     side: int
     longer: int
@@ -247,7 +247,8 @@ class _Tables(NamedTuple):
 @lru_cache(maxsize=256)
 def _tables(layout: radix.Layout) -> _Tables:
     """Give a layout's groups (start, lanes, width, first digit, digits, byte), all radices, and planes."""
-    groups, digits = [], []
+    groups: list[tuple[int, ...]] = []
+    digits: list[int] = []
     for g in layout.groups:
         if g.radices:
             groups.append((g.start, g.lanes, g.width, len(digits), len(g.radices), g.at))
@@ -321,7 +322,7 @@ def _arguments(
     layouts = list(dict.fromkeys(layout for share in shares for layout in share.layouts))
     tables = [_tables(layout) for layout in layouts]
     starts = np.cumsum([[0, 0, 0], *((len(t.groups), len(t.radices), len(t.planes)) for t in tables)], axis=0)
-    groups = [t.groups + [0, 0, 0, start, 0, 0] for t, start in zip(tables, starts[:, 1], strict=False)]
+    groups = [t.groups + np.array([0, 0, 0, start, 0, 0]) for t, start in zip(tables, starts[:-1, 1], strict=True)]
     bounds = np.stack([starts[:-1, 0], starts[1:, 0], starts[:-1, 2], starts[1:, 2]], axis=1)
     dithers = [Dither.of(plan) for plan in plans]
     streams = list(dict.fromkeys((dither.key, dither.stream) for dither in dithers))

@@ -233,7 +233,7 @@ class Federation:
             "bits_sent": [8 * sent.get(node, 0) / (contexts * vocab) for node in range(len(self.config.nodes))],
             "payload_bytes": sum(sent.values()),
             "overhead_bytes": OVERHEAD * len(sent),
-            "weights": None if weights is None else [float(w) for w in weights],
+            "weights": None if weights is None else weights.tolist(),
             "kl": divergence,
             "heldout_loss": loss,
             "heldout_by_node": losses,

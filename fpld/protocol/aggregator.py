@@ -18,8 +18,8 @@ import numpy as np
 
 from fpld.codecs import check
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
-from fpld.estimate import Moments
 from fpld.protocol.combining import Replies, split
+from fpld.protocol.learning import Learner, Observer
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.protocol.spool import MEMORY, Spool
 from fpld.registry import codecs, rules
@@ -29,7 +29,6 @@ from fpld.wire import OVERHEAD, payload_of, unseal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fpld.protocol.combining import Sums
     from fpld.protocol.policy import Budget
     from fpld.types import Floats
 
@@ -74,8 +73,8 @@ class Combined(NamedTuple):
 class Settings:
     """What does not change in a run.
 
-    Frames of a round take up to `spool` bytes of memory, more of them lie in a temporary file. Combining takes `threads`,
-    or as many as there are cores.
+    Frames of a round take up to `spool` bytes of memory, more of them lie in a temporary file. Combining takes
+    `threads`, or as many as there are cores.
     """
 
     names: Sequence[str]
@@ -110,9 +109,9 @@ class Aggregator:
         self.receipts: list[Receipt] = []
         self._plans: dict[int, Plan] = {}
         self._spool = Spool(settings.spool)
-        self._moments = Moments.start(len(settings.names), forget=settings.budget.forget)
-        self._estimate: Floats | None = None
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._learner = Learner(len(settings.names), settings.budget)
+        self._learnt: dict[int, np.ndarray[Any, Any]] = {}
 
     @property
     def bits(self) -> list[float]:
@@ -121,8 +120,8 @@ class Aggregator:
 
     @property
     def weights(self) -> Floats | None:
-        """Give the nodes' estimated weights, once there are any."""
-        return self._estimate
+        """Give the nodes' estimated weights, once there are any; with loss curves, level and rate of each."""
+        return self._learner.estimate
 
     @property
     def missing(self) -> list[int]:
@@ -144,7 +143,9 @@ class Aggregator:
         self._step("open")
         self.round += 1
         s = self.settings
-        bits = s.budget.bits(self.round, self._estimate)
+        bits = s.budget.bits(self.round, self._learner.estimate)
+        # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
+        stratified = s.stratified and (prior is None or self._learner.agree)
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
@@ -155,13 +156,15 @@ class Aggregator:
                 vocab=s.vocab,
                 bits=float(bits[node]),
                 clip=s.clips[node],
-                slot=node if s.stratified else 0,
-                slots=len(s.names) if s.stratified else 1,
+                slot=node if stratified else 0,
+                slots=len(s.names) if stratified else 1,
                 prior=prior,
+                tables=self._learner.tables,
             )
             for node in range(len(s.names))
         }
         self._spool.clear()
+        self._learnt = {}
         return {node: Task(plan, s.codec, s.against, broadcast, arrays) for node, plan in self._plans.items()}
 
     def frame(self, node: int, data: bytes) -> Receipt:
@@ -187,16 +190,13 @@ class Aggregator:
         """Decode and combine, block by block over contexts, nodes in the order of their numbers."""
         self._step("combine")
         s, nodes = self.settings, self._spool.nodes
-        replies = Replies(
-            codecs.get(s.codec),
-            rules.get(s.rule),
-            [payload_of(self._spool.get(node)) for node in nodes],
-            [self._plans[node] for node in nodes],
-            [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes],
-            s.budget.estimator == "second-moment",
-        )
-        sums = replies.combine(s.threads)
-        self._learn(nodes, sums, s.contexts * s.vocab)
+        codec, plans = codecs.get(s.codec), [self._plans[node] for node in nodes]
+        own = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
+        payloads = [payload_of(self._spool.get(node)) for node in nodes]
+        observer = Observer(self._learner, nodes, plans)
+        sums = Replies(codec, rules.get(s.rule), payloads, plans, own).combine(observer, s.threads)
+        observer.close(codec, sums)
+        self._learner.learn_tables(self._learnt)
         lower, upper = sums.bracket
         return Combined(sums.target, nodes, float(upper), float(lower))
 
@@ -211,21 +211,16 @@ class Aggregator:
         """Give what a checkpoint must hold between two rounds: arrays, and a JSON object."""
         if self.phase not in (Phase.READY, Phase.DONE):
             raise ProtocolError(f"a checkpoint is taken between rounds, not while {self.phase.value}")
-        arrays: dict[str, np.ndarray[Any, Any]] = {
-            "moments_total": self._moments.total,
-            "moments_count": self._moments.count,
-        }
-        if self._estimate is not None:
-            arrays["estimate"] = self._estimate
+        arrays, learnt = self._learner.state()
         arrays.update({f"reconstruction_{node}": value for node, value in self._reconstructions.items()})
-        return arrays, {"round": self.round, "receipts": [list(receipt) for receipt in self.receipts]}
+        receipts = [list(receipt) for receipt in self.receipts]
+        return arrays, {"round": self.round, "receipts": receipts, **learnt}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.round = int(meta["round"])
         self.receipts = [Receipt(*receipt) for receipt in meta["receipts"]]
-        self._moments = Moments(arrays["moments_total"], arrays["moments_count"], self.settings.budget.forget)
-        self._estimate = arrays.get("estimate")
+        self._learner.restore(arrays, meta)
         prefix = "reconstruction_"
         self._reconstructions = {
             int(name.removeprefix(prefix)): value.copy() for name, value in arrays.items() if name.startswith(prefix)
@@ -257,23 +252,11 @@ class Aggregator:
         """Check a frame once, so that after acceptance nothing can fail."""
         plan, codec = self._plans[node], codecs.get(self.settings.codec)
         payload = unseal(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
-        check(codec, payload, plan, split(plan.contexts, plan.vocab))
+        learnt = check(codec, payload, plan, split(plan.contexts, plan.vocab))
+        if learnt is not None:
+            self._learnt[node] = learnt
 
     def _reconstruction(self, node: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Give the sum of what a node has sent so far: what it codes against."""
         shape = self.settings.contexts, self.settings.vocab
         return self._reconstructions.setdefault(node, np.zeros(shape, np.float32))
-
-    def _learn(self, nodes: list[int], sums: Sums, count: int) -> None:
-        """Update the weights' estimate from what this round brought."""
-        budget = self.settings.budget
-        if budget.estimator == "second-moment":
-            squares = zip(nodes, sums.squares, strict=True)
-            self._moments = self._moments.add({node: (float(square), count) for node, square in squares})
-            if (self._moments.count > 0).all():
-                self._estimate = self._moments.weights()
-        if budget.estimator == "distortion":
-            rates = np.array([self._plans[node].bits for node in nodes])
-            estimate = np.ones(len(self.settings.names)) if self._estimate is None else self._estimate.copy()
-            estimate[nodes] = sums.noise / count * np.exp2(2 * rates / self.settings.vocab)
-            self._estimate = estimate

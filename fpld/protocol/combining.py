@@ -1,4 +1,4 @@
-"""Decode and combine the frames of a round: by blocks of contexts, nodes in a fixed order, blocks side by side on threads.
+"""Decode and combine the frames of a round: by blocks of contexts, nodes in a fixed order, blocks on threads.
 
 Memory is that of the result and of a few blocks, whatever the number of nodes; only rules that need all nodes at once
 see a block of all of them. The result does not depend on the number of threads.
@@ -10,7 +10,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fpld.codecs.base import Sequential
 from fpld.theory import softmax, weighted_bracket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fpld.codecs import Codec
     from fpld.combine import Rule
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 20  # coordinates that a thread works on at a time
 _SUMS = 1 << 22  # the same where a codec adds nodes up itself, row by row
-_SAMPLE = 1 << 18  # coordinates that the bounds are averaged over
+_SAMPLE = 1 << 18  # coordinates of a node that bounds and estimates are from
 
 
 class Sums(NamedTuple):
-    """What a round brought: the target [m, V], each node's summed variance and squares, and the bounds [lower, upper]."""
+    """What a round brought: the target [m, V], each node's summed variance and squares, the bounds [lower, upper]."""
 
     target: Floats32
     noise: Floats
@@ -42,12 +42,41 @@ class Sums(NamedTuple):
     bracket: Floats
 
 
+class Sample(NamedTuple):
+    """All nodes' logits and variances [K, rows, V] on some contexts, and what they were combined to (probabilities)."""
+
+    rows: range
+    values: Floats32
+    variance: Floats32
+    combined: Floats
+
+
+class Observer(Protocol):
+    """Who looks at a round as it is combined, and says beforehand what it wants to see."""
+
+    samples: bool
+    squares: bool
+
+    def look(self, sample: Sample) -> None:
+        """Take a sample; they come in the order of their contexts."""
+        ...
+
+
+class _Part(NamedTuple):
+    """The sums over a block of contexts, how many of them the bounds are from, and the sample, if one was wanted."""
+
+    noise: Floats
+    squares: Floats
+    bracket: Floats
+    contexts: int
+    sample: Sample | None = None
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Replies:
     """The payloads of the nodes that answered, in the order of their numbers, with their plans.
 
-    `own` holds what each node coded against, for sequential refinement; what is decoded is added to it. `squares` asks for
-    the sums of squared logits, which cost a pass over the values.
+    `own` holds what each node coded against, for sequential refinement; what is decoded is added to it.
     """
 
     codec: Codec
@@ -55,26 +84,32 @@ class Replies:
     payloads: Sequence[memoryview]
     plans: Sequence[Plan]
     own: Sequence[Floats32] = ()
-    squares: bool = False
 
-    def combine(self, threads: int = 0) -> Sums:
+    def combine(self, observer: Observer, threads: int = 0) -> Sums:
         """Combine; no threads: one for each core that this process may use."""
-        contexts, vocab = self.plans[0].shape
-        count = len(self.plans)
-        target = np.empty((contexts, vocab), np.float32)
-        adds = not self.own and not self.squares and self.rule in (rules.mean, rules.precision)
-        if adds and isinstance(self.codec, Adding):
-            blocks = split(contexts, vocab, _SUMS)
-            parts = _side_by_side(partial(self._sum, self.codec, target), blocks, threads)
-        else:
-            blocks = split(contexts, vocab * (count if rules.stacks(self.rule) else 1), _BLOCK)
-            if isinstance(self.codec, Sequential):
-                streams = (decode_blocks(self.codec, *pair, blocks) for pair in self._pairs())
-                parts = [self._apply(target, rows, replies) for rows, *replies in zip(blocks, *streams, strict=True)]
-            else:
-                parts = _side_by_side(lambda rows: self._apply(target, rows, self._decode(rows)), blocks, threads)
-        noise, squares, bracket = (np.sum([part[i] for part in parts], axis=0) for i in range(3))
-        return Sums(target, noise, squares, bracket / sum(part[3] for part in parts))
+        target = np.empty(self.plans[0].shape, np.float32)
+        noise, squares, bracket, contexts = np.zeros(len(self.plans)), np.zeros(len(self.plans)), np.zeros(2), 0
+        for part in self._parts(target, observer, threads):
+            noise += part.noise
+            squares += part.squares
+            bracket += part.bracket
+            contexts += part.contexts
+            if part.sample is not None:
+                observer.look(part.sample)
+        return Sums(target, noise, squares, bracket / contexts)
+
+    def _parts(self, target: Floats32, observer: Observer, threads: int) -> Iterable[_Part]:
+        """Work on the blocks in the way that suits codec and rule; give what comes of them in their order."""
+        contexts, vocab = target.shape
+        linear = self.rule in (rules.mean, rules.precision)
+        if linear and isinstance(self.codec, Adding) and not (self.own or observer.samples or observer.squares):
+            return _side_by_side(partial(self._sum, self.codec, target), split(contexts, vocab, _SUMS), threads)
+        blocks = split(contexts, vocab * (len(self.plans) if rules.stacks(self.rule) else 1))
+        if isinstance(self.codec, Sequential):
+            streams = (decode_blocks(self.codec, *pair, blocks) for pair in self._pairs())
+            together = zip(blocks, *streams, strict=True)
+            return (self._apply(target, observer, rows, replies) for rows, *replies in together)
+        return _side_by_side(lambda rows: self._apply(target, observer, rows, self._decode(rows)), blocks, threads)
 
     def _pairs(self) -> Iterable[tuple[memoryview, Plan]]:
         return zip(self.payloads, self.plans, strict=True)
@@ -82,35 +117,35 @@ class Replies:
     def _decode(self, rows: range) -> Iterable[Decoded]:
         return (self.codec.decode(payload, plan, rows) for payload, plan in self._pairs())
 
-    def _sum(self, codec: Adding, target: Floats32, rows: range) -> tuple[Floats, Floats, Floats, int]:
+    def _sum(self, codec: Adding, target: Floats32, rows: range) -> _Part:
         """Let the codec add the nodes up."""
-        count, (contexts, vocab) = len(self.plans), self.plans[0].shape
         total = target[rows.start : rows.stop]
         total[:] = 0
-        noise = np.zeros((_sampled(len(rows), contexts, vocab), vocab))
+        noise = np.zeros((_sampled(len(rows), target.shape), target.shape[1]))
         weights = np.zeros(total.shape) if self.rule is rules.precision else None
         noise_of = codec.add(self.payloads, self.plans, rows, total, noise, weights)
-        total /= np.float32(count) if weights is None else weights.astype(np.float32)
-        return noise_of, np.zeros(count), *_bracket(total, noise, count)
+        total /= np.float32(len(self.plans)) if weights is None else weights.astype(np.float32)
+        bracket = weighted_bracket(softmax(total[: len(noise)]), noise / len(self.plans) ** 2)
+        return _Part(noise_of, np.zeros(len(self.plans)), bracket, len(noise))
 
-    def _apply(
-        self, target: Floats32, rows: range, replies: Iterable[Decoded]
-    ) -> tuple[Floats, Floats, Floats, int]:
+    def _apply(self, target: Floats32, observer: Observer, rows: range, replies: Iterable[Decoded]) -> _Part:
         """Apply the rule node by node."""
-        count, (contexts, vocab) = len(self.plans), self.plans[0].shape
-        work = rules.running(self.rule)
-        noise = np.zeros((_sampled(len(rows), contexts, vocab), vocab))
-        noise_of, squares = np.zeros(count), np.zeros(count)
+        count, some = len(self.plans), _sampled(len(rows), target.shape)
+        work, seen = rules.running(self.rule), _room(observer.samples, count, some, target.shape[1])
+        noise, noise_of, squares = np.zeros((some, target.shape[1])), np.zeros(count), np.zeros(count)
         for k, reply in enumerate(replies):
-            values = self._absolute(k, rows, reply)
-            variance = np.asarray(reply.variance, np.float32)
+            values, variance = self._absolute(k, rows, reply), np.asarray(reply.variance, np.float32)
             work.add(values, variance)
             noise_of[k] = variance.sum(dtype=np.float64) * (values.size / variance.size)
-            noise += np.broadcast_to(variance, values.shape)[: len(noise)]
-            if self.squares:
+            noise += np.broadcast_to(variance, values.shape)[:some]
+            if observer.squares:
                 squares[k] = np.square(values, dtype=np.float64).sum()
+            if observer.samples:
+                seen[0, k], seen[1, k] = values[:some], np.broadcast_to(variance, values.shape)[:some]
         target[rows.start : rows.stop] = work.result()
-        return noise_of, squares, *_bracket(target[rows.start : rows.stop], noise, count)
+        combined = softmax(target[rows.start : rows.start + some])
+        sample = Sample(range(rows.start, rows.start + some), seen[0], seen[1], combined) if observer.samples else None
+        return _Part(noise_of, squares, weighted_bracket(combined, noise / count**2), some, sample)
 
     def _absolute(self, k: int, rows: range, reply: Decoded) -> Floats32:
         """Add what the node coded against, and keep the sum."""
@@ -128,18 +163,21 @@ def split(contexts: int, width: int, size: int = _BLOCK) -> list[range]:
     return [range(start, min(start + stride, contexts)) for start in range(0, contexts, stride)]
 
 
-def _sampled(rows: int, contexts: int, vocab: int) -> int:
-    """Say how many contexts of a block the bounds are averaged over: in all about `_SAMPLE` coordinates."""
+def _sampled(rows: int, shape: tuple[int, ...]) -> int:
+    """Say how many contexts of a block are looked at more closely: in all about `_SAMPLE` coordinates of a node."""
+    contexts, vocab = shape
     return min(rows, -(-rows * max(_SAMPLE // vocab, 1) // contexts))
 
 
-def _bracket(target: Floats32, noise: Floats, nodes: int) -> tuple[Floats, int]:
-    return weighted_bracket(softmax(target[: len(noise)]), noise / nodes**2), len(noise)
+def _room(wanted: bool, *shape: int) -> Floats32:
+    return np.empty((2, *shape) if wanted else (2, 0), np.float32)
 
 
-def _side_by_side(work: Any, blocks: Sequence[range], threads: int) -> list[Any]:
+def _side_by_side(work: Callable[[range], _Part], blocks: Sequence[range], threads: int) -> Iterator[_Part]:
+    """Work on blocks on threads; give results in the order of the blocks."""
     workers = min(threads or len(os.sched_getaffinity(0)), len(blocks))
     if workers == 1:
-        return [work(rows) for rows in blocks]
+        yield from map(work, blocks)
+        return
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(work, blocks))
+        yield from pool.map(work, blocks)
