@@ -76,7 +76,7 @@ class Adding(Protocol):
         noise: Floats | None = None,
         weights: Floats | None = None,
     ) -> Floats:
-        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; give each one's summed variance.
+        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; give their summed variances.
 
         `noise` [k, V] takes the sum of the variances of the first k contexts. With `weights` [n, V], a value counts by
         the inverse of its variance, and `weights` takes the sum of those.

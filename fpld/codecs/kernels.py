@@ -214,10 +214,8 @@ def _half_unit(value):
 @kernel
 def _range(least, most, floats, keys):
     """Give centre and half-range as float16 numbers, the range rounded up: as `fpld.codecs.channel` has them."""
-    keys[0], keys[1] = (
-        least ^ ((least >> int32(31)) & int32(0x7FFFFFFF)),
-        most ^ ((most >> int32(31)) & int32(0x7FFFFFFF)),
-    )
+    keys[0] = least ^ ((least >> int32(31)) & int32(0x7FFFFFFF))
+    keys[1] = most ^ ((most >> int32(31)) & int32(0x7FFFFFFF))
     bottom, top = float(floats[0]), float(floats[1])
     middle = (top + bottom) / 2
     unit = _half_unit(middle)
@@ -282,8 +280,8 @@ def encode(
 ):
     """Quantize and pack rows of logits into `out` [rows, size]; give the row that cannot be coded, or -1.
 
-    Without a clip (0) each row's centre and half-range go to `ranges`. `bits` are the logits' bits, and `integers` those
-    of `floats`, two of them.
+    Without a clip (0) each row's centre and half-range go to `ranges`. `bits` are the logits' bits, and `integers`
+    those of `floats`, two of them.
     """
     vocab = logits.shape[1]
     symbols, number = np.empty(vocab, np.uint16), np.zeros(LANES, np.uint32)
@@ -313,15 +311,7 @@ def encode(
                     offset, top = float32((levels - 1) * 32768.0 + 0.5), float32((levels - 1) * 65536.0)
                     c = start + d * lanes + s
                     o = (c + turn) & _TURN
-                    from_logits = (
-                        values[c : c + n],
-                        float32(centre),
-                        slope,
-                        offset,
-                        top,
-                        units[c : c + n],
-                        phases[o : o + n],
-                    )
+                    channel = float32(centre), slope, offset, top, units[c : c + n], phases[o : o + n]
                     if planes.shape[0] == 0:
                         _append_values(part, uint32(radix if d else 0), values[c : c + n], *channel)
                     else:
