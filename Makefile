@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test quick check lint types format figures results clean
+.PHONY: help setup demo reproduce test quick check lint types format figures results bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -47,6 +47,9 @@ figures: setup ## the figures that the docs show
 
 results: setup ## docs/results.md from runs, kept under out/results/ (an hour; goes on where it stopped)
 	$(BIN)/python experiments/results.py
+
+bench: setup ## docs/performance.md from measurements on this machine (ten minutes)
+	$(BIN)/python benchmarks/performance.py
 
 clean: ## remove .venv, caches and outputs
 	rm -rf .venv out runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

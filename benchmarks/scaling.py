@@ -1,8 +1,8 @@
-"""Measure what a round costs: seconds and peak memory for K nodes and m contexts, each in a fresh process.
+"""Measure what a round costs: seconds and peak memory for K nodes, m contexts and V tokens, each in a fresh process.
 
-Synthetic logits go through the real protocol: every node codes and seals a frame, the aggregator checks, keeps,
+Synthetic logits go through the real protocol: every node codes and seals a frame, the aggregator checks, spools,
 decodes and combines. There is no training. `python benchmarks/scaling.py` measures the whole grid and prints JSON
-lines; with --nodes and --contexts, one point of it.
+lines; with --nodes, --contexts and --vocab, one point of it.
 """
 
 from __future__ import annotations
@@ -21,60 +21,73 @@ import numpy as np
 
 from fpld.protocol import Aggregator, Budget, Node, Settings
 
-VOCAB, BITS = 256, 4.0
-NODES, CONTEXTS = (4, 16, 64), (500, 2000, 8000)
+BITS = 4.0
+# Nodes, contexts, vocabulary: growth in each of them, and a large round.
+GRID = {
+    "K": [(nodes, 64, 32_000) for nodes in (8, 32, 128, 512)],
+    "m": [(16, contexts, 32_000) for contexts in (64, 256, 1024)],
+    "V": [(16, 256, vocab) for vocab in (1000, 8000, 32_000)],
+    "large": [(64, 256, 32_000)],
+}
 
 
-def measure(nodes: int, contexts: int) -> dict[str, Any]:
-    """Run one round in this process; seconds for coding (all nodes) and at the aggregator, and peak memory in MB."""
+def measure(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
+    """Run one round in this process; seconds for coding and at the aggregator, and peak memory in MB."""
+    _round(2, 2, vocab, rule)  # compiles, or reads what was compiled
     before = _peak()
-    per_context = np.full(nodes, BITS * VOCAB)
-    settings = Settings(
-        names=[f"node {k}" for k in range(nodes)],
-        run_key=bytes(16),
-        probe=bytes(32),
-        contexts=contexts,
-        vocab=VOCAB,
-        rounds=1,
-        budget=Budget(caps=per_context, floors=np.full(nodes, float(VOCAB)), vocab=VOCAB),
-        clips=[None] * nodes,
-        rule="mixture",
-    )
-    aggregator = Aggregator(settings)
-    tasks = {k: task.to_bytes() for k, task in aggregator.open("none", {}).items()}
-    coding = collecting = 0.0
-    for k in range(nodes):
-        logits = np.random.default_rng(k).standard_normal((contexts, VOCAB), np.float32)
-        start = time.perf_counter()
-        node, task, _ = Node(k, bytes(32)).receive(tasks[k])
-        _, frame = node.answer(task, logits)
-        coding += time.perf_counter() - start
-        start = time.perf_counter()
-        receipt = aggregator.frame(k, frame)
-        collecting += time.perf_counter() - start
-        if receipt.verdict != "accepted":
-            raise SystemExit(f"a frame was refused: {receipt.reason}")
-        frame_bytes = len(frame)
-    start = time.perf_counter()
-    aggregator.close()
-    aggregator.combine()
-    combining = time.perf_counter() - start
-    return {
-        "nodes": nodes,
-        "contexts": contexts,
-        "coding_seconds_per_node": coding / nodes,
-        "checking_seconds": collecting,
-        "combining_seconds": combining,
-        "frames_mb": nodes * frame_bytes / 1e6,
+    found = _round(nodes, contexts, vocab, rule)
+    return {"nodes": nodes, "contexts": contexts, "vocab": vocab, "rule": rule} | found | {
         "start_mb": before,
         "peak_mb": _peak(),
     }
 
 
-def child(nodes: int, contexts: int) -> dict[str, Any]:
+def _round(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
+    per_context = np.full(nodes, BITS * vocab)
+    settings = Settings(
+        names=[f"node {k}" for k in range(nodes)],
+        run_key=bytes(16),
+        probe=bytes(32),
+        contexts=contexts,
+        vocab=vocab,
+        rounds=1,
+        budget=Budget(caps=per_context, floors=np.full(nodes, float(vocab)), vocab=vocab),
+        clips=[None] * nodes,
+        rule=rule,
+    )
+    aggregator = Aggregator(settings)
+    tasks = aggregator.open("none", {})
+    coding = checking = 0.0
+    frame_bytes = 0
+    logits = np.random.default_rng(0).standard_normal((contexts, vocab), np.float32)
+    for k in range(nodes):
+        start = time.perf_counter()
+        node, task, _ = Node(k, bytes(32)).receive(tasks[k].to_bytes())
+        _, frame = node.answer(task, logits)
+        coding += time.perf_counter() - start
+        start = time.perf_counter()
+        receipt = aggregator.frame(k, frame)
+        checking += time.perf_counter() - start
+        if receipt.verdict != "accepted":
+            raise SystemExit(f"a frame was refused: {receipt.reason}")
+        frame_bytes += len(frame)
+    start = time.perf_counter()
+    aggregator.close()
+    aggregator.combine()
+    combining = time.perf_counter() - start
+    return {
+        "coding_seconds_per_node": coding / nodes,
+        "checking_seconds": checking,
+        "combining_seconds": combining,
+        "frames_mb": frame_bytes / 1e6,
+    }
+
+
+def child(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
     """Measure one point in a fresh process, since a process's peak never falls."""
-    command = [sys.executable, __file__, "--nodes", str(nodes), "--contexts", str(contexts)]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    sizes = "--nodes", str(nodes), "--contexts", str(contexts), "--vocab", str(vocab), "--rule", rule
+    done = subprocess.run([sys.executable, __file__, *sizes], check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -92,13 +105,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--contexts", type=int)
+    parser.add_argument("--vocab", type=int, default=32_000)
+    parser.add_argument("--rule", default="mean")
     arguments = parser.parse_args()
     if arguments.nodes and arguments.contexts:
-        print(json.dumps(measure(arguments.nodes, arguments.contexts)))
+        print(json.dumps(measure(arguments.nodes, arguments.contexts, arguments.vocab, arguments.rule)))
         return
-    for nodes in NODES:
-        for contexts in CONTEXTS:
-            print(json.dumps(child(nodes, contexts)), flush=True)
+    for points in GRID.values():
+        for point in points:
+            print(json.dumps(child(*point, arguments.rule)), flush=True)
 
 
 if __name__ == "__main__":

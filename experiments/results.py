@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import os
-import runpy
 import sys
 import time
 from pathlib import Path
@@ -444,48 +443,6 @@ must be coded is that movement plus the last error. Two bits with N = 4 symbols 
 by 3, not by 4. The price is memory: both ends keep a reconstruction [m, V] for each node."""
 
 
-def part_cost(_: int) -> str:
-    """Seconds and memory."""
-    scaling = runpy.run_path(str(ROOT / "benchmarks/scaling.py"))
-    points = []
-    for nodes in scaling["NODES"]:
-        for contexts in scaling["CONTEXTS"]:
-
-            def compute(nodes: int = nodes, contexts: int = contexts) -> Any:
-                say(f"cost: K = {nodes}, m = {contexts}")
-                return scaling["child"](nodes, contexts)
-
-            points.append(kept("cost", [nodes, contexts, scaling["VOCAB"], scaling["BITS"]], compute))
-    body = [
-        [
-            f"{p['nodes']}",
-            f"{p['contexts']}",
-            f"{p['coding_seconds_per_node']:.2f}",
-            f"{p['checking_seconds'] + p['combining_seconds']:.2f}",
-            f"{p['frames_mb']:.1f}",
-            f"{p['peak_mb']:.0f}",
-            f"{p['peak_mb'] - p['frames_mb']:.0f}",
-        ]
-        for p in points
-    ]
-    head = ["K", "m", "coding, s per node", "aggregator, s", "frames, MB", "peak, MB", "peak less frames, MB"]
-    most = max(p["contexts"] for p in points)
-    rest = {p["nodes"]: p["peak_mb"] - p["frames_mb"] for p in points if p["contexts"] == most}
-    few, many = min(rest), max(rest)
-    return f"""## What a round costs
-
-Synthetic logits through the real protocol, without training: V = {scaling["VOCAB"]}, {scaling["BITS"]:g} bits per coordinate, every frame checked, kept,
-decoded and combined (`mixture`). Each line is a process of its own; it also holds one node's logits and its coding.
-
-{table(head, body)}
-
-{shell("python experiments/results.py --only cost", "python benchmarks/scaling.py   # the same numbers as JSON lines")}
-
-Seconds grow in proportion to K m. Of memory, the frames grow with K and the rest hardly does: at m = {most} it is {rest[few]:.0f} MB for K = {few} and
-{rest[many]:.0f} MB for K = {many} (about {points[0]["start_mb"]:.0f} MB of it is Python with NumPy). The aggregator decodes blocks of at most 4.2 M coordinates of all nodes
-together; the smallest cases do not fill one, and so need less. With refinement it also keeps a reconstruction of 4 m V bytes for each node."""
-
-
 SCENES = (
     ("demonstration", 16384, 1024, 3.0, 0.32e6),
     ("demonstration, wider uplink", 16384, 1024, 6.0, 0.32e6),
@@ -551,7 +508,6 @@ PARTS: dict[str, Callable[[int], str]] = {
     "heterogeneous-models": part_heterogeneous,
     "adaptive": part_adaptive,
     "refinement": part_refinement,
-    "cost": part_cost,
     "sizes": part_sizes,
 }
 

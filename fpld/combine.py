@@ -102,14 +102,18 @@ def mixture(values: Reals, variance: Reals) -> Reals:
 
 def _unbiased(values: Reals, variance: Reals) -> Reals:
     """Give log-probabilities, with the error's mean factor taken out."""
-    half_step = np.sqrt(3 * np.asarray(variance, values.dtype))
-    # log(sinh(h) / h) without overflow, and without 0/0 where there is no error.
-    safe = np.maximum(half_step, values.dtype.type(1e-3))
-    factor = np.where(half_step < 1e-3, half_step**2 / 6, safe + np.log(-np.expm1(-2 * safe) / (2 * safe)))
-    logits: Reals = values - factor
+    logits: Reals = values - _log_factor(values, variance)
     logits -= logits.max(axis=-1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return logits
+
+
+def _log_factor(values: Reals, variance: Reals) -> Reals:
+    """Give log(sinh(h) / h) for half a step h, without overflow, and without 0/0 where there is no error."""
+    half_step = np.sqrt(3 * np.asarray(variance, values.dtype))
+    safe = np.maximum(half_step, values.dtype.type(1e-3))
+    factor: Reals = np.where(half_step < 1e-3, half_step**2 / 6, safe + np.log(-np.expm1(-2 * safe) / (2 * safe)))
+    return factor
 
 
 class Running(Protocol):
@@ -156,7 +160,10 @@ class _Precision:
 
 
 class _Mixture:
-    """Sums of probabilities, as multiples of the largest so far, so that none underflows."""
+    """Sum probabilities; where they are too small for float32 at every node, the largest logarithm stands for them."""
+
+    _CHUNK = 1 << 16  # coordinates at a time: all that a node's pass touches stays in the cache
+    _SMALL = 1e-30
 
     def __init__(self) -> None:
         self._top: Reals | None = None
@@ -164,17 +171,26 @@ class _Mixture:
         self._nodes = 0
 
     def add(self, values: Reals, variance: Reals) -> None:
-        logits = _unbiased(values, variance)
-        self._nodes += 1
         if self._top is None or self._sum is None:
-            self._top, self._sum = logits, np.ones_like(logits)
-            return
-        top = np.maximum(self._top, logits)
-        self._sum = self._sum * np.exp(self._top - top) + np.exp(logits - top)
-        self._top = top
+            self._top, self._sum = np.full(values.shape, -np.inf, values.dtype), np.zeros(values.shape, values.dtype)
+        self._nodes += 1
+        factor = np.broadcast_to(_log_factor(values, variance), (len(values), *np.shape(variance)[1:]))
+        stride = max(self._CHUNK // values.shape[-1], 1)
+        for start in range(0, len(values), stride):
+            rows = slice(start, start + stride)
+            logits = values[rows] - factor[rows]
+            logits -= logits.max(axis=-1, keepdims=True)
+            part = np.exp(logits)
+            whole = part.sum(axis=-1, keepdims=True)
+            logits -= np.log(whole)
+            np.maximum(self._top[rows], logits, out=self._top[rows])
+            part /= whole
+            self._sum[rows] += part
 
     def result(self) -> Reals:
-        result: Reals = _some(self._top) + np.log(_some(self._sum) / np.float32(self._nodes))
+        total, top = _some(self._sum), _some(self._top)
+        logarithm = np.log(np.maximum(total, self._SMALL))
+        result: Reals = np.where(total > self._SMALL, logarithm, top) - np.float32(np.log(self._nodes))
         return result
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld import _check
-from fpld.bench import SCENES, contenders, draw, measure, read_scene
+from fpld.bench import SCENES, contenders, draw, measure, read_scene, speed
 from fpld.cli.arguments import numbers
 from fpld.cli.output import write_csv
 from fpld.errors import InputError, MissingExtraError
@@ -24,16 +24,22 @@ EPILOG = """\
 Each codec sends the same logits of K nodes within the same bits per coordinate, headers included. kl is from the
 softmax of the nodes' mean logits to that of the mean of what is decoded; speeds are over that of numpy's acc += x.
 Codecs that cannot meet a budget are left out of it. From a checkout, the peers in benchmarks/peers take part.
-Writes bench-codecs.csv, .png and .svg into the output folder. Example:
+Writes bench-codecs.csv, .png and .svg into the output folder.
+
+speed times one thread at V = 32000 and m = 512: encode, decode + add of several nodes, and a whole round at the
+aggregator (check, spool, combine), each in turn with acc += x; medians of processor time. Slow codecs are timed on
+fewer contexts. Writes bench-speed.csv. Examples:
 
   fpld bench codecs --scene gaussian zipf --bits 0.1,1.25,2,4
+  fpld bench speed --codec uniform float32 --bits 1,2.37,4,32
 """
 NAME = "bench-codecs"
+BITS = {"codecs": [0.1, 1.0, 1.25, 2.0, 4.0], "speed": [0.1, 1.0, 1.5, 2.0, 2.37, 3.0, 4.0, 5.5, 8.0, 32.0]}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("what", choices=["codecs"], help="what to compare")
+    parser.add_argument("what", choices=["codecs", "speed"], help="what to compare")
     parser.add_argument(
         "--logits", type=Path, metavar="FILE", help="safetensors with logits [K, m, V] and perhaps prior [m, V]"
     )
@@ -43,10 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bits",
         type=numbers,
-        default=[0.1, 1.0, 1.25, 2.0, 4.0],
         metavar="B,B,...",
-        help="bits per coordinate (default: 0.1,1,1.25,2,4)",
+        help="; ".join(f"for {what}: {','.join(f'{bits:g}' for bits in listed)}" for what, listed in BITS.items()),
     )
+    parser.add_argument("--codec", nargs="+", metavar="NAME", help="speed: of these only (default: all that there are)")
+    for name, default in (("contexts", 512), ("vocab", 32_000), ("nodes", 8), ("repeat", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"speed: (default: {default})")
     parser.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for table and figure (default: out)"
     )
@@ -57,7 +65,37 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, print, draw."""
     if not 0 <= arguments.seed < 2**32:
         raise InputError(f"--seed must be from 0 to {2**32 - 1}, got {arguments.seed}")
-    budgets = sorted({_check.real("--bits", value, above=0.0) for value in arguments.bits})
+    asked = BITS[arguments.what] if arguments.bits is None else arguments.bits
+    budgets = sorted({_check.real("--bits", value, above=0.0) for value in asked})
+    return (_codecs if arguments.what == "codecs" else _speed)(arguments, budgets, output)
+
+
+def _speed(arguments: argparse.Namespace, budgets: list[float], output: Output) -> int:
+    sizes = speed.Sizes(
+        *(
+            _check.integer(f"--{name}", getattr(arguments, name), least=1)
+            for name in ("contexts", "vocab", "nodes", "repeat")
+        )
+    )
+    listed = speed.contenders(sizes.nodes)
+    names = [item.name for item in listed]
+    for name in arguments.codec or []:
+        if name not in names:
+            raise InputError(f"--codec must be of {', '.join(names)}, got {name!r}")
+    chosen = [item for item in listed if item.name in (arguments.codec or names)]
+    with output.progress("speed", len(chosen) * len(budgets)) as tick:
+        rows = speed.measure(chosen, budgets, sizes, arguments.seed, tick)
+    output.result("bench speed", rows, title="Coordinates per second over those of acc += x (one thread)")
+    try:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_csv(arguments.out / "bench-speed.csv", rows)
+    except OSError as error:
+        raise InputError(f"--out: cannot write to {arguments.out}: {error.strerror or error}") from None
+    output.note(f"written: {arguments.out / 'bench-speed.csv'}")
+    return 0
+
+
+def _codecs(arguments: argparse.Namespace, budgets: list[float], output: Output) -> int:
     scenes = [partial(read_scene, arguments.logits)] if arguments.logits else []
     chosen = arguments.scene or ([] if arguments.logits else list(SCENES))
     scenes += [partial(SCENES[name], arguments.seed) for name in dict.fromkeys(chosen)]

@@ -39,14 +39,14 @@ class Float32Codec:
         """Encode logits as they come, by blocks of contexts in order."""
         if plan.bits < self.least_bits(plan):
             raise BudgetError(f"bits must be at least {BITS * plan.vocab} per probe context, got {plan.bits:g}")
-        payload, start = bytearray(), 0
+        parts, start = [], 0
         for block in blocks:
             part = _check.block(block, plan.shape, start)
             _check.finite(part, start)
-            payload += part.astype("<f4").tobytes()
+            parts.append(part.astype("<f4", copy=False).tobytes())
             start += len(part)
         _check.all_rows(start, plan.contexts)
-        return bytes(payload)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def decode(
         self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
