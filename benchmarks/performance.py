@@ -67,7 +67,18 @@ def growth(points: list[dict[str, Any]]) -> str:
         ]
         for p in points
     ]
-    head = ["K", "m", "V", "coding, ms", "checking, ms", "combining, ms", "all, s", "frames, MB", "peak, MB", "less, MB"]
+    head = [
+        "K",
+        "m",
+        "V",
+        "coding, ms",
+        "checking, ms",
+        "combining, ms",
+        "all, s",
+        "frames, MB",
+        "peak, MB",
+        "less, MB",
+    ]
     return table(head, body)
 
 

@@ -36,10 +36,14 @@ def measure(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
     _round(2, 2, vocab, rule)  # compiles, or reads what was compiled
     before = _peak()
     found = _round(nodes, contexts, vocab, rule)
-    return {"nodes": nodes, "contexts": contexts, "vocab": vocab, "rule": rule} | found | {
-        "start_mb": before,
-        "peak_mb": _peak(),
-    }
+    return (
+        {"nodes": nodes, "contexts": contexts, "vocab": vocab, "rule": rule}
+        | found
+        | {
+            "start_mb": before,
+            "peak_mb": _peak(),
+        }
+    )
 
 
 def _round(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:

@@ -189,3 +189,18 @@ def test_bad_arguments_are_one_clear_line(
     assert code == 2
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_speed_gives_a_ratio_for_every_operation(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = ["bench", "speed", "--json", "--contexts", "4", "--vocab", "500", "--nodes", "3", "--repeat", "1"]
+    assert main([*command, "--bits", "0.5,2,32", "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert list(rows[0]) == ["codec", "bits", "operation", "ratio", "nanoseconds"]
+    found = {(row["codec"], row["bits"], row["operation"]) for row in rows}
+    assert {("uniform", 2.0, name) for name in ("encode", "decode + add", "round")} <= found
+    assert {("predictive", 0.5, "round"), ("float32", 32.0, "round"), ("uniform (numpy)", 2.0, "encode")} <= found
+    assert ("uniform", 0.5, "encode") not in found  # below its least budget
+    assert all(row["ratio"] > 0 for row in rows)
+    assert (tmp_path / "bench-speed.csv").exists()
+    assert main(["bench", "speed", "--codec", "unknown"]) == 2
+    assert "--codec must be of" in capsys.readouterr().err

@@ -85,9 +85,10 @@ class GradientStudent(Student):
     ) -> float:
         rng, batch = np.random.default_rng(seed), self.config.batch
         order = np.empty(0, np.int64)
+        soft = Targets(targets, self.device)
 
         def divergence(rows: np.ndarray) -> Tensor:
-            return self._divergence(sequences[rows], targets[rows])
+            return self._divergence(sequences[rows], *soft.take(rows))
 
         def step() -> float:
             nonlocal order
@@ -111,11 +112,10 @@ class GradientStudent(Student):
 
         return self._accumulate(loss)
 
-    def _divergence(self, sequences: np.ndarray, targets: np.ndarray) -> Tensor:
-        """Return the mean over contexts of KL(softmax(targets) || student), with targets [B, T, V]."""
-        log_p = F.log_softmax(torch.from_numpy(targets).to(self.device), dim=-1)
+    def _divergence(self, sequences: np.ndarray, p: Tensor, entropy: float) -> Tensor:
+        """Return the mean over contexts of KL(p || student), with probabilities p [B, T, V] and their mean entropy."""
         log_q = F.log_softmax(self._network(self._ids(sequences)).float(), dim=-1)
-        return F.kl_div(log_q.flatten(0, 1), log_p.flatten(0, 1), reduction="batchmean", log_target=True)
+        return -(p * log_q).sum() / sequences.size - entropy
 
     def _accumulate(self, loss: Callable[[slice], Tensor]) -> float:
         """Sum the gradients of a minibatch, `micro` sequences at a time."""
@@ -146,6 +146,28 @@ class GradientStudent(Student):
             if progress is not None:
                 progress(index + 1, steps, losses[-1])
         return tail_mean(losses)
+
+
+class Targets:
+    """Target logits [S, T, V] as probabilities; what a softmax sums over a context is summed once and kept."""
+
+    def __init__(self, logits: np.ndarray, device: torch.device) -> None:
+        self._logits, self._device = logits, device
+        self._scale = np.full(logits.shape[:2], np.nan, np.float32)  # log of the sum of exponentials
+        self._entropy = np.empty(logits.shape[:2], np.float32)
+
+    @torch.no_grad()
+    def take(self, rows: np.ndarray) -> tuple[Tensor, float]:
+        """Return the probabilities of some sequences, and their mean entropy over contexts."""
+        logits = torch.from_numpy(self._logits[rows]).to(self._device)
+        new = np.isnan(self._scale[rows]).any()
+        if new:
+            self._scale[rows] = logits.logsumexp(dim=-1).cpu().numpy()
+        log_p = logits - torch.from_numpy(self._scale[rows]).to(self._device)[..., None]
+        p = log_p.exp()
+        if new:
+            self._entropy[rows] = -(p * log_p).sum(dim=-1).cpu().numpy()
+        return p, float(self._entropy[rows].mean())
 
 
 def schedule(step: int, steps: int) -> float:
