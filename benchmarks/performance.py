@@ -1,4 +1,4 @@
-"""Write docs/performance.md: speed of the codecs, growth of a round, the demonstration's time; ratios within one run each."""
+"""Write docs/performance.md: speed of the codecs and growth of a round, as measured here; the notes go below."""
 
 from __future__ import annotations
 
