@@ -49,7 +49,7 @@ results: setup ## docs/results.md from runs, kept under out/results/ (an hour; g
 	$(BIN)/python experiments/results.py
 
 bench: setup ## docs/performance.md from measurements on this machine (ten minutes)
-	$(BIN)/python benchmarks/performance.py
+	$(BIN)/python -m benchmarks.performance
 
 clean: ## remove .venv, caches and outputs
 	rm -rf .venv out runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

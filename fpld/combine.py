@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fpld.types import Reals
 
 T = TypeVar("T")
+_FEW = 64
 
 
 class Rule(Protocol):
@@ -110,6 +111,12 @@ def _unbiased(values: Reals, variance: Reals) -> Reals:
 
 def _log_factor(values: Reals, variance: Reals) -> Reals:
     """Give log(sinh(h) / h) for half a step h, without overflow, and without 0/0 where there is no error."""
+    if np.ndim(variance) == 2 and np.shape(variance)[1] > _FEW:
+        # Often there are a few kinds of columns only, one for each number of levels: logarithms of those are enough.
+        _, first, kind = np.unique(variance[0], return_index=True, return_inverse=True)
+        if len(first) <= _FEW and (variance == variance[:, first][:, kind]).all():
+            expanded: Reals = _log_factor(values, variance[:, first])[:, kind]
+            return expanded
     half_step = np.sqrt(3 * np.asarray(variance, values.dtype))
     safe = np.maximum(half_step, values.dtype.type(1e-3))
     factor: Reals = np.where(half_step < 1e-3, half_step**2 / 6, safe + np.log(-np.expm1(-2 * safe) / (2 * safe)))

@@ -53,7 +53,7 @@ def dequantize(symbols: Ints, centres: Floats, halves: Floats, levels: Ints, uni
 
 def variance(halves: Floats, levels: Ints) -> Floats32:
     """Give the variance of the error, step^2 / 12; for a value that is not sent, its largest square: [rows, V or 1]."""
-    if (levels == levels[0]).all():
-        levels = levels[:1]
-    step = steps(halves, levels)
-    return np.where(levels == 1, halves[:, None] ** 2, step * step / 12.0).astype(np.float32)
+    kinds, kind = np.unique(levels, return_inverse=True)
+    step = steps(halves, kinds)
+    each = np.where(kinds == 1, halves[:, None] ** 2, step * step / 12.0).astype(np.float32)
+    return each if len(kinds) == 1 else each.take(kind, axis=1)
