@@ -21,7 +21,8 @@ PAGE = ROOT / "docs" / "performance.md"
 NOTES = ROOT / "benchmarks" / "performance-notes.md"
 UNIFORM = "1,1.5,2,2.37,3,3.37,4,4.5,5,5.5,6,6.5,7,7.5,8"
 PREDICTIVE = "0.02,0.1,0.5,1,2"
-OTHERS = "1.25,4,32"
+OTHERS = "4,32"
+FEWER = "--contexts", "16", "--repeat", "3"
 
 
 def speed(*arguments: str) -> list[dict[str, Any]]:
@@ -88,8 +89,8 @@ def main() -> None:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {_processor()}"
     ran = ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in names)])
     uniform = speed("--codec", "uniform", "--bits", UNIFORM)
-    predictive = speed("--codec", "predictive", "--bits", PREDICTIVE, "--contexts", "64", "--repeat", "3")
-    others = speed("--bits", OTHERS, "--contexts", "64", "--repeat", "3")
+    predictive = speed("--codec", "predictive", "--bits", PREDICTIVE, *FEWER)
+    others = speed("--bits", OTHERS, *FEWER)
     points = [child(*point, "mean") for part in GRID.values() for point in part]
     mixed = [child(*point, "mixture") for point in GRID["large"]]
     text = f"""# Performance
@@ -108,8 +109,8 @@ fpld bench speed --codec uniform --bits {UNIFORM}
 {ratios(uniform)}
 
 ```sh
-fpld bench speed --codec predictive --bits {PREDICTIVE} --contexts 64 --repeat 3
-fpld bench speed --bits {OTHERS} --contexts 64 --repeat 3
+fpld bench speed --codec predictive --bits {PREDICTIVE} {" ".join(FEWER)}
+fpld bench speed --bits {OTHERS} {" ".join(FEWER)}
 ```
 
 {ratios(predictive)}

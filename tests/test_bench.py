@@ -18,7 +18,7 @@ from fpld.bench.scenes import gaussian, zipf
 from fpld.cli import main
 
 COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio"]
-OWN = {"float32", "predictive", "uniform", "uniform-clip"}
+OWN = {"float32", "predictive", "predictive-strict", "uniform", "uniform-clip"}
 
 
 def scene_file(folder: Path, **arrays: np.ndarray[Any, Any]) -> Path:
