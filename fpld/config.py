@@ -162,6 +162,18 @@ class EngineSection(Section):
     workers: Annotated[int, Field(ge=0)] = 2
 
 
+class FlowerSection(Section):
+    """[flower]: where the aggregator listens, the folders of its certificates and of the nodes' public keys.
+
+    `wait` is how many seconds a round waits for nodes to connect before it begins without them, if the quorum is there.
+    """
+
+    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$")] = "127.0.0.1:8000"
+    certs: str = "certs"
+    keys: str = "keys"
+    wait: Positive = 600.0
+
+
 class Config(Section):
     """A whole configuration."""
 
@@ -179,6 +191,7 @@ class Config(Section):
     distill: TrainSection
     baselines: BaselinesSection = BaselinesSection()
     engine: EngineSection = EngineSection()
+    flower: FlowerSection | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -195,8 +208,6 @@ class Config(Section):
             )
         if self.codec.name == "predictive" and self.codec.against == "own":
             raise ValueError("codec.against must be 'nothing' for the predictive codec: it codes against the prior")
-        if self.data.corpus is None and self.data.path is None and any(node.data is None for node in self.nodes):
-            raise ValueError("data.corpus or data.path must be given, or data at every node")
         if self.tokenizer.kind == "huggingface" and not self.model_path:
             raise ValueError("tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'")
         return self

@@ -12,6 +12,7 @@ import numpy as np
 
 import fpld
 from fpld import students
+from fpld.engines.local import LocalEngine
 from fpld.errors import InputError
 from fpld.federation import jobs
 from fpld.federation.baselines import BASELINES
@@ -43,7 +44,7 @@ def run(
     """
     store = RunFolder(out)
     with store.lock():
-        _claim(store, text, resume)
+        claim(store, text, resume)
         prepared = prepare(config, store, report)
         with make_pool(config.engine.workers) as workers, ThreadPoolExecutor(4) as threads:
             pool = Counting(workers, jobs_in(config), progress)
@@ -95,7 +96,7 @@ def jobs_in(config: Config) -> int:
     return 1 + federation + sum(each[name] for name in config.baselines.methods)
 
 
-def _claim(store: RunFolder, text: str, resume: bool) -> None:
+def claim(store: RunFolder, text: str, resume: bool) -> None:
     """Take the folder for this configuration; a folder of another run is not overwritten."""
     if store.has("config.toml"):
         if not resume:
@@ -105,7 +106,8 @@ def _claim(store: RunFolder, text: str, resume: bool) -> None:
                 f"{store.path} holds a run of another configuration: --resume with the one in its config.toml"
             )
         for leftover in store.path.rglob(".*"):  # half-written files of a run that was killed
-            leftover.unlink()
+            if leftover.is_file():
+                leftover.unlink()
         return
     if resume:
         raise InputError(f"{store.path} holds no run to resume: leave --resume out to start one")
@@ -116,10 +118,10 @@ def _claim(store: RunFolder, text: str, resume: bool) -> None:
 def _federation(
     config: Config, store: RunFolder, prepared: Prepared, name: str, pool: Executor, report: Callable[[str], None]
 ) -> Outcome:
-    federation = Federation(config, store, prepared, name)
+    federation = Federation(config, store, prepared, name, pool=pool, report=lambda text: report(f"{name}, {text}"))
+    engine = LocalEngine(federation, prepared.bytes_per_token)
     while not federation.done:
-        line = federation.advance(pool, lambda text: report(f"{name}, {text}"))
-        report(f"{name}, round {line['round']}: held-out loss {line['heldout_loss']:.4f} nats per token")
+        federation.advance(engine)
     return federation.outcome()
 
 

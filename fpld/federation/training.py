@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,8 @@ def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
 
 def one_thread(kind: str) -> None:
     """Let PyTorch use one thread: bits depend on it, and one process per node is faster than threads."""
-    if kind != "ngram":
+    student_class(kind)
+    if "torch" in sys.modules:  # the kind's own import has brought it, if it needs it
         from fpld.students.gradient import use_threads
 
         use_threads(1)
