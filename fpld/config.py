@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -42,6 +42,9 @@ class Section(BaseModel):
     """A table of the file: unknown keys are refused, nothing is converted in silence."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class RunSection(Section):
@@ -221,8 +224,13 @@ class Config(Section):
 
 def parse(text: str, source: str) -> Config:
     """Check the text of a configuration; `source` names it in errors."""
+    return parse_toml(Config, text, source)
+
+
+def parse_toml(cls: type[S], text: str, source: str) -> S:
+    """Check the text of a TOML file against what it must hold; every error names the key."""
     try:
-        return Config.model_validate(tomllib.loads(text))
+        return cls.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source}: must be TOML: {error}") from None
     except ValidationError as error:

@@ -153,12 +153,17 @@ def _row(method: str, outcome: Outcome) -> dict[str, Any]:
 def _finish(row: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
     """Give a flat row: held-out loss averaged over the nodes' texts, and the uplink."""
     loss = float(np.mean(row["losses"]))
+    return table_row(row["method"], loss, loss / float(np.log(2)) / prepared.bytes_per_token, row["uplink_bytes"])
+
+
+def table_row(method: str, loss: float | None, bits_per_byte: float | None, uplink_bytes: int) -> dict[str, Any]:
+    """Give a row of the table that a run ends with; what nobody measured is None."""
     return {
-        "method": row["method"],
+        "method": method,
         "heldout_loss": loss,
-        "bits_per_byte": loss / float(np.log(2)) / prepared.bytes_per_token,
-        "perplexity": float(np.exp(loss)),
-        "uplink_bytes": int(row["uplink_bytes"]),
+        "bits_per_byte": bits_per_byte,
+        "perplexity": None if loss is None else float(np.exp(loss)),
+        "uplink_bytes": int(uplink_bytes),
     }
 
 
