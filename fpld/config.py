@@ -238,8 +238,16 @@ def parse_toml(cls: type[S], text: str, source: str) -> S:
         raise InputError("; ".join(lines)) from None
 
 
-def load(path: str | Path) -> tuple[Config, str]:
-    """Read a configuration file, or a preset by its name; give it and its text."""
+def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
+    """Read a configuration file, or a preset by its name; give it and its text. `seed` takes the place of run.seed."""
+    config, text = _load(path)
+    if seed is None:
+        return config, text
+    changed = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    return changed, f"# --seed {seed}\n{text}"
+
+
+def _load(path: str | Path) -> tuple[Config, str]:
     name = str(path)
     if name in presets():
         text = read_utf8(_preset_folder() / f"{name}.toml")

@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fpld.engines.flower import duties
 from fpld.engines.flower.home import Home, open_home
+from fpld.engines.flower.journal import note
 from fpld.engines.flower.mods import budget_guard
 from fpld.engines.flower.payload import FRAME, LETTER, pack, record_arrays, unpack, unpack_files, unpack_task
 from fpld.errors import InputError, ProtocolError
@@ -39,14 +40,19 @@ def client_app(home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod]
 
     @app.query("join")
     def join(message: Message, context: Context) -> Message:
-        answer = duties.join(home(context), unpack(message.content, "letter", LETTER))
+        node = home(context)
+        answer = duties.join(node, unpack(message.content, "letter", LETTER))
+        note(node.folder, f"{node.name} is connected")
         return Message(pack(letter=(answer, LETTER)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         content = message.content
         letter = unpack(content, "letter", LETTER)
-        frame = duties.train(home(context), letter, unpack_task(content), unpack_files(content))
+        node, task = home(context), unpack_task(content)
+        note(node.folder, f"round {task.plan.round}: training, at most {task.plan.budget_bytes} bytes to send")
+        frame = duties.train(node, letter, task, unpack_files(content))
+        note(node.folder, f"round {task.plan.round}: sending {len(frame)} bytes")
         return Message(pack(frame=(frame, FRAME)), reply_to=message)
 
     @app.evaluate()
@@ -55,7 +61,9 @@ def client_app(home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod]
         letter, record = unpack(content, "letter", LETTER), content.array_records.get("student")
         if record is None:
             raise ProtocolError("a message to evaluate must hold the student")
-        answer = duties.evaluate(home(context), letter, record_arrays(record), unpack_files(content))
+        node = home(context)
+        answer = duties.evaluate(node, letter, record_arrays(record), unpack_files(content))
+        note(node.folder, "evaluated the student on the held-out text")
         return Message(pack(letter=(answer, LETTER)), reply_to=message)
 
     return app

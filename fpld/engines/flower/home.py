@@ -39,7 +39,7 @@ ca = "ca.pem"
 # probe = "SHA-256 of the probe set that may be asked"
 # tokenizer = "SHA-256 of the tokenizer that may be used"
 # most_bytes = 1000000      # the most that a frame may hold
-# port = 9094               # a local port of Flower's; nodes on one machine need different ones
+# port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
 
 
@@ -70,7 +70,7 @@ class NodeFile(Section):
     probe: Digest | None = None
     tokenizer: Digest | None = None
     most_bytes: Count | None = None
-    port: Annotated[int, Field(ge=1, le=65535)] = 9094
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

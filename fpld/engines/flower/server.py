@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,9 @@ from flwr.serverapp import Grid, ServerApp
 from fpld import config as configuration
 from fpld import students
 from fpld.engines.flower.assignment import assignments
+from fpld.engines.flower.certs import AGGREGATOR_KEY
 from fpld.engines.flower.identity import PublicKeys, run_secret
+from fpld.engines.flower.journal import note
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.strategy import ProbeLogitDistillation
 from fpld.errors import FpldError, InputError
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 
     from fpld.config import Config
 
-LOG, STATUS, SESSION = "log.txt", "status.json", "session.json"
-AGGREGATOR_KEY = "aggregator.key"
+STATUS, SESSION = "status.json", "session.json"
 
 
 def server_app(config: str | Path | None = None) -> ServerApp:
@@ -48,7 +48,11 @@ def server_app(config: str | Path | None = None) -> ServerApp:
         given = context.run_config
         if given.get("folder"):
             os.chdir(str(given["folder"]))
-        checked, text = configuration.load(config if config is not None else str(given.get("config", "")))
+        seed = given.get("seed")
+        checked, text = configuration.load(
+            config if config is not None else str(given.get("config", "")),
+            seed=seed if isinstance(seed, int) and seed >= 0 else None,
+        )
         serve(grid, checked, text, Path(str(given.get("out") or checked.run.out)))
 
     return app
@@ -108,15 +112,9 @@ def _session(store: RunFolder) -> bytes:
 @contextlib.contextmanager
 def _reporting(store: RunFolder) -> Iterator[Callable[[str], None]]:
     """Write what happens to the run's folder, for who started the run and for who looks on."""
-    store.write_json(STATUS, {"state": "running", "process": os.getpid()})
+    store.write_json(STATUS, {"state": "running"})
     try:
-        with (store.path / LOG).open("a", encoding="utf-8") as log:
-
-            def report(text: str) -> None:
-                log.write(json.dumps({"time": round(time.time(), 3), "text": text}) + "\n")
-                log.flush()
-
-            yield report
+        yield partial(note, store.path)
     except BaseException as error:
         kind = "" if isinstance(error, FpldError) else f"{type(error).__name__}: "
         store.write_json(STATUS, {"state": "failed", "error": f"{kind}{error}"})
