@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fpld.engines.flower.certs import AGGREGATOR_KEY, CA, CERT, CERT_KEY
 from fpld.engines.flower.identity import PublicKeys, write_secret
 from fpld.engines.flower.journal import follow
-from fpld.engines.flower.processes import Child, LaunchError, call, check_port, wait_ready
+from fpld.engines.flower.processes import Child, LaunchError, call, call_json, check_port, wait_ready
 from fpld.engines.flower.server import STATUS, public_file
 from fpld.errors import FpldError, InputError
 from fpld.federation.store import RunFolder
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _APP = """\
 from fpld.engines.flower import client_app, server_app
 
-client, server = client_app(), server_app()
+client = client_app()
+server = server_app()
 """
 _PROJECT = """\
 [project]
@@ -50,8 +51,10 @@ out = ""
 folder = ""
 seed = -1
 """
+DATABASE = "state.db"
 _LINK = "fpld"
 _PAUSE = 0.5
+_RESTARTS = 10
 _LOOK = 20.0  # seconds between two questions to the SuperLink about the run
 
 
@@ -72,11 +75,12 @@ def aggregate(start: Start, report: Callable[[str], None]) -> list[dict[str, Any
     folder = RunFolder(start.out / "flower")
     with folder.lock():
         (folder.path / "keys").mkdir(exist_ok=True)
+        fresh = not folder.has(DATABASE)
         with _superlink(start, folder.path, report) as children:
-            _register(start, folder.path, report)
+            _register(start, folder.path, report, fresh=fresh)
             lines = follow(start.out)
             next(lines)
-            run = _submit(start, folder.path)
+            run = _submit(start, folder.path, fresh=fresh)
             return _watch(start, folder.path, run, children, lines, report)
 
 
@@ -110,6 +114,7 @@ class Children:
     def __init__(self, commands: dict[str, list[str]], folder: Path, url: str, ca: Path | None) -> None:
         self._commands, self._folder, self._url, self._ca = commands, folder, url, ca
         self.children: dict[str, Child] = {}
+        self._restarts = 0
 
     def start(self, name: str) -> None:
         """Start one of them; the SuperLink until it answers."""
@@ -121,6 +126,9 @@ class Children:
         """Start again what has died."""
         for name, child in list(self.children.items()):
             if not child.alive:
+                self._restarts += 1
+                if self._restarts > _RESTARTS:
+                    raise LaunchError(f"{child.name} stops again and again: {child.last_words()}")
                 report(f"{child.name} stopped ({child.last_words(1)}): starting it again")
                 self.start(name)
 
@@ -139,7 +147,7 @@ def _superlink(start: Start, folder: Path, report: Callable[[str], None]) -> Ite
     if not secret.exists():
         write_secret(secret, secrets.token_hex(32).encode())
     link = ["flower-superlink", "--host", host, "--port", port, "--isolation", "process"]
-    link += ["--database", str(folder / "state.db"), "--disable-runtime-dependency-installation"]
+    link += ["--database", str(folder / DATABASE), "--disable-runtime-dependency-installation"]
     execute = ["flower-superexec", "--runtime-api-address", _local(start)]
     for command in (link, execute):
         command += ["--superexec-auth-secret-file", str(secret)]
@@ -168,36 +176,35 @@ def _superlink(start: Start, folder: Path, report: Callable[[str], None]) -> Ite
         children.stop()
 
 
-def _register(start: Start, folder: Path, report: Callable[[str], None]) -> None:
+def _register(start: Start, folder: Path, report: Callable[[str], None], *, fresh: bool) -> None:
     """Admit the nodes' keys; a database from before may know them already."""
     if start.insecure:
         return
-    known = call(["flwr", "supernode", "list", _LINK, "--format", "json", "--verbose"], folder)
-    names = {node.get("name") for node in json.loads(known).get("nodes", [])}
+    known = [] if fresh else call_json(["flwr", "supernode", "list", _LINK], folder).get("nodes", [])
+    names = {node.get("name") for node in known}
     for node in start.config.nodes:
         if node.name in names:
             continue
         file = folder / "keys" / f"{node.name}.pub"
         file.write_text(PublicKeys.read(public_file(start.config, node.name)).auth + "\n")
-        call(["flwr", "supernode", "register", str(file), _LINK, "--name", node.name], folder)
+        call_json(["flwr", "supernode", "register", str(file), _LINK, "--name", node.name], folder)
     report(f"admitted: {', '.join(node.name for node in start.config.nodes)}")
 
 
-def _submit(start: Start, folder: Path) -> int:
+def _submit(start: Start, folder: Path, *, fresh: bool) -> int:
     """Write our app, stop what an aggregator that was killed has left, and start a new run."""
     write_atomic(folder / "app" / "fpld_app.py", _APP.encode())
     write_atomic(folder / "app" / "pyproject.toml", _PROJECT.encode())
-    for old in json.loads(call(["flwr", "list", _LINK, "--format", "json"], folder)).get("runs", []):
+    for old in [] if fresh else call_json(["flwr", "list", _LINK], folder).get("runs", []):
         if not str(old.get("status", "")).startswith("finished"):
             with contextlib.suppress(LaunchError):
-                call(["flwr", "stop", str(old["run-id"]), _LINK], folder)
+                call_json(["flwr", "stop", str(old["run-id"]), _LINK], folder)
     RunFolder(start.out).write_json(STATUS, {"state": "starting"})
     values = {"config": str(start.file), "out": str(start.out.resolve()), "folder": str(Path.cwd())}
     given = " ".join(f"{name}={json.dumps(value)}" for name, value in values.items())
     if start.seed is not None:
         given += f" seed={start.seed}"
-    said = call(["flwr", "run", str(folder / "app"), _LINK, "--run-config", given, "--format", "json"], folder)
-    return int(json.loads(said[said.index("{") :])["run-id"])
+    return int(call_json(["flwr", "run", str(folder / "app"), _LINK, "--run-config", given], folder)["run-id"])
 
 
 def _watch(
@@ -225,7 +232,7 @@ def _watch(
 def _ask(folder: Path, run: int) -> None:
     """Find out from the SuperLink whether the run has ended without a word."""
     with contextlib.suppress(LaunchError):  # a SuperLink that was just started again
-        found = json.loads(call(["flwr", "list", _LINK, "--run-id", str(run), "--format", "json"], folder))
+        found = call_json(["flwr", "list", _LINK, "--run-id", str(run)], folder)
         status = str(found["runs"][0].get("status", ""))
         if status.startswith("finished") and "completed" not in status:
             said = call(["flwr", "log", str(run), _LINK, "--show"], folder)

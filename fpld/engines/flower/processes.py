@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpld.errors import FpldError, MissingExtraError
 
@@ -53,8 +54,9 @@ def program(name: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Give the environment of Flower's programs, with their folder in ours."""
-    return {**os.environ, **QUIET, "FLWR_HOME": str(home)}
+    """Give the environment of Flower's programs: their folder in ours, and on the path what they start in turn."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
 
 
 class Child:
@@ -123,6 +125,19 @@ def call(command: Sequence[str], home: Path, *, timeout: float = 120.0) -> str:
         said = " ".join((done.stderr + done.stdout).split())
         raise LaunchError(f"`{' '.join(command[:3])}` failed: {said[-600:]}")
     return done.stdout
+
+
+def call_json(command: Sequence[str], home: Path) -> dict[str, Any]:
+    """Run one of Flower's commands that answers in JSON."""
+    said = call([*command, "--format", "json"], home)
+    try:
+        found = json.loads(said[said.index("{") :])
+    except ValueError:
+        raise LaunchError(f"`{' '.join(command[:3])}` did not answer in JSON: {said[-300:]}") from None
+    if not isinstance(found, dict) or found.get("success") is False:
+        reason = " ".join(str(found.get("error-message", found)).split())
+        raise LaunchError(f"`{' '.join(command[:3])}` failed: {reason}")
+    return found
 
 
 def wait_ready(child: Child, url: str, ca: Path | None, *, timeout: float = 60.0) -> None:
