@@ -102,7 +102,9 @@ def carried(message: Message) -> tuple[Message, int]:
 class Deployment:
     """Configuration, certificates and nodes in a folder."""
 
-    def __init__(self, folder: Path, changes: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self, folder: Path, changes: Iterable[tuple[str, str]] = (), *, address: str = "127.0.0.1:8000"
+    ) -> None:
         write_texts(folder)
         text = CONFIG.format(folder=folder).replace(f'path = "{folder}/texts"\n', "")
         text = text.replace('source = "public"', f'source = "{folder}/texts/public"')
@@ -117,7 +119,7 @@ class Deployment:
         self.folder, self.text = folder, text
         self.file = folder / "config.toml"
         self.file.write_text(text)
-        make_certificates(folder / "certs", "127.0.0.1:8000", ["localhost", "127.0.0.1"], days=2)
+        make_certificates(folder / "certs", address, ["localhost", "127.0.0.1"], days=2)
         invitation = Invitation.read(folder / "certs/federation.toml")
         (folder / "keys").mkdir()
         self.node_files = []

@@ -129,7 +129,7 @@ class Children:
                 self._restarts += 1
                 if self._restarts > _RESTARTS:
                     raise LaunchError(f"{child.name} stops again and again: {child.last_words()}")
-                report(f"{child.name} stopped ({child.last_words(1)}): starting it again")
+                report(f"{child.name} stopped ({child.last_words()}): starting it again")
                 self.start(name)
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -66,6 +67,7 @@ class Child:
         self.name, self.log = Path(command[0]).name, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
+            self._from = output.tell()
             self.process = subprocess.Popen(  # noqa: S603 - our own command line
                 [program(command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,
@@ -91,20 +93,15 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def last_words(self, lines: int = 3) -> str:
-        """Give the end of its log."""
-        return last_words(self.log, lines)
-
-
-def last_words(log: Path, lines: int = 3) -> str:
-    """Give the last lines of a log that say something."""
-    if not log.exists():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - 4096, 0))
-        text = file.read().decode("utf-8", "replace")
-    said = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(said[-lines:])
+    def last_words(self) -> str:
+        """Give what its log says about why it stopped: its last error, or else its last lines."""
+        with self.log.open("rb") as file:
+            file.seek(self._from)
+            text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", "replace"))
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [number for number, line in enumerate(said) if "ERROR" in line or "Error:" in line]
+        chosen = said[errors[-1] : errors[-1] + 4] if errors else said[-2:]
+        return " | ".join(line for line in chosen if "INFO" not in line) or "no word in " + str(self.log)
 
 
 def call(command: Sequence[str], home: Path, *, timeout: float = 120.0) -> str:

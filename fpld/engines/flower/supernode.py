@@ -43,7 +43,7 @@ def run_node(
                 for text in next(lines):
                     report(text)
                 time.sleep(0.5)
-            report(f"SuperNode stopped ({child.last_words(2)}): starting it again in {pause:g} s")
+            report(f"SuperNode stopped ({child.last_words()}): starting it again in {pause:g} s")
             child.stop()  # what it may have left
             time.sleep(pause)
     finally:
