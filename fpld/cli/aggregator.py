@@ -21,6 +21,7 @@ them: the aggregator needs only the public text. It ends when the rounds are don
 
   fpld aggregator consortium.toml --out runs/one
   fpld aggregator consortium.toml --out runs/one --resume      after a stop or a crash
+  fpld aggregator demo --simulate --out runs/simulated         all nodes on this machine, in Flower's simulation
 """
 
 
@@ -29,6 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a TOML file")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: run.out)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
+    parser.add_argument(
+        "--simulate", action="store_true", help="all nodes on this machine in Flower's simulation (fpld[simulation])"
+    )
     parser.add_argument("--seed", type=int, help="in place of run.seed")
     parser.add_argument(
         "--insecure", action="store_true", help="no TLS, no node authentication: for a trial on one machine"
@@ -40,6 +44,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from fpld import config as configuration
     from fpld.cli.signals import stop_on_signals
     from fpld.engines.flower.aggregator import Start, aggregate
+    from fpld.engines.flower.simulation import simulate
 
     config, _ = configuration.load(arguments.config, seed=arguments.seed)
     out = arguments.out if arguments.out is not None else Path(config.run.out)
@@ -47,10 +52,14 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise InputError(f"{out} holds a run already: choose another --out, or continue it with --resume")
     if arguments.resume and not (out / "config.toml").exists():
         raise InputError(f"{out} holds no run to resume: leave --resume out to start one")
-    start = Start(config, Path(arguments.config).resolve(), out, arguments.seed, arguments.insecure)
     started = time.monotonic()
     with stop_on_signals("stopped; --resume goes on from the last closed round"), output.status() as report:
-        rows = aggregate(start, report)
+        if arguments.simulate:
+            report(f"{len(config.nodes)} nodes in Flower's simulation runtime")
+            rows = simulate(config, arguments.config, out, seed=arguments.seed)
+        else:
+            file = Path(arguments.config).resolve()
+            rows = aggregate(Start(config, file, out, arguments.seed, arguments.insecure), report)
     output.result("aggregator", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
     output.note(f"student, trace and checkpoints: {out}; {time.monotonic() - started:.0f} s")
     return 0

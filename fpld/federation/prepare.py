@@ -152,6 +152,11 @@ def _documents(config: Config) -> list[Document]:
     return data.read_documents(config.data.path, field=config.data.field) if config.data.path is not None else []
 
 
+def node_documents(config: Config, index: int) -> list[Document]:
+    """Give the documents that a run on one machine deals to a node."""
+    return _shards(config, _documents(config))[config.nodes[index].name]
+
+
 def _shards(config: Config, documents: list[Document]) -> dict[str, list[Document]]:
     """Deal documents to the nodes that have no data of their own."""
     own = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,10 @@ def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
         config = cls.Config(vocab=vocab, **fields)
     except TypeError as error:
         raise InputError(f"student: unknown or wrong field for kind {kind!r}: {error}") from None
-    return cls(config) if kind == "ngram" else cls(config, seed=seed, device=device)  # type: ignore[no-any-return]
+    # Not every kind draws its first weights or knows devices.
+    given = {"seed": seed, "device": device}
+    known = inspect.signature(cls).parameters
+    return cls(config, **{name: value for name, value in given.items() if name in known})  # type: ignore[no-any-return]
 
 
 def one_thread(kind: str) -> None:

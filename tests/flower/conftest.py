@@ -111,7 +111,7 @@ class Deployment:
         for name in NAMES:
             text = text.replace(f'name = "{name}"', f'name = "{name}"\ndata = "{folder}/texts/{name}"')
         text += (
-            f'\n[baselines]\nmethods = []\n\n[flower]\ncerts = "{folder}/certs"\nkeys = "{folder}/keys"\nwait = 2.0\n'
+            f'\n[baselines]\nmethods = []\n\n[flower]\ncerts = "{folder}/certs"\nkeys = "{folder}/keys"\nwait = 0.2\n'
         )
         for old, new in changes:
             assert old in text

@@ -29,7 +29,7 @@ class Machines:
 
     def __init__(self, folder: Path, *changes: tuple[str, str]) -> None:
         address = f"127.0.0.1:{free_port()}"
-        changes += (("wait = 2.0", f'wait = 90.0\naddress = "{address}"'),)
+        changes += (("wait = 0.2", f'wait = 90.0\naddress = "{address}"'),)
         self.folder, self.deployment = folder, Deployment(folder, changes, address=address)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("home", "temporary"):

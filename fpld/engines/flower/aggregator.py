@@ -77,7 +77,7 @@ def aggregate(start: Start, report: Callable[[str], None]) -> list[dict[str, Any
         (folder.path / "keys").mkdir(exist_ok=True)
         fresh = not folder.has(DATABASE)
         with _superlink(start, folder.path, report) as children:
-            _register(start, folder.path, report, fresh=fresh)
+            _register(start, folder.path, report)
             lines = follow(start.out)
             next(lines)
             run = _submit(start, folder.path, fresh=fresh)
@@ -176,18 +176,18 @@ def _superlink(start: Start, folder: Path, report: Callable[[str], None]) -> Ite
         children.stop()
 
 
-def _register(start: Start, folder: Path, report: Callable[[str], None], *, fresh: bool) -> None:
+def _register(start: Start, folder: Path, report: Callable[[str], None]) -> None:
     """Admit the nodes' keys; a database from before may know them already."""
     if start.insecure:
         return
-    known = [] if fresh else call_json(["flwr", "supernode", "list", _LINK], folder).get("nodes", [])
-    names = {node.get("name") for node in known}
     for node in start.config.nodes:
-        if node.name in names:
-            continue
         file = folder / "keys" / f"{node.name}.pub"
         file.write_text(PublicKeys.read(public_file(start.config, node.name)).auth + "\n")
-        call_json(["flwr", "supernode", "register", str(file), _LINK, "--name", node.name], folder)
+        try:
+            call_json(["flwr", "supernode", "register", str(file), _LINK, "--name", node.name], folder)
+        except LaunchError as error:
+            if "already in use" not in str(error):
+                raise
     report(f"admitted: {', '.join(node.name for node in start.config.nodes)}")
 
 

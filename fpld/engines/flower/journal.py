@@ -15,6 +15,7 @@ LOG = "log.txt"
 
 def note(folder: Path, text: str) -> None:
     """Add a line to a folder's log."""
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("a", encoding="utf-8") as log:
         log.write(json.dumps({"time": round(time.time(), 3), "text": text}) + "\n")
 

@@ -53,7 +53,7 @@ class Roster:
                 away = ", ".join(name for index, name in enumerate(self.names) if index not in self.ids)
                 self._report(f"waiting for nodes to connect: {away}")
                 said = True
-            time.sleep(_PAUSE)
+            time.sleep(min(_PAUSE, max(end - time.monotonic(), 0.05)))
 
     def forget(self, index: int) -> None:
         """Ask a node anew who it is before it is given work again, since it failed."""

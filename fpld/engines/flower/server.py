@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 STATUS, SESSION = "status.json", "session.json"
 
 
-def server_app(config: str | Path | None = None) -> ServerApp:
-    """Make a ServerApp that runs a federation.
+def server_app(
+    config: str | Path | None = None, *, out: str | Path | None = None, seed: int | None = None
+) -> ServerApp:
+    """Make a ServerApp that runs a federation: `config` is a file or a preset, `out` the run's folder.
 
-    The run's own configuration says `config` (a file or a preset, if not given here), `out` (the run's folder; one
-    that holds a run already is resumed) and, if paths are relative to it, `folder`.
+    What is not given here is taken from the run's own configuration, by the same names; `folder` there is what paths
+    are relative to. A folder that holds a run already is resumed.
     """
     app = ServerApp()
 
@@ -48,12 +50,10 @@ def server_app(config: str | Path | None = None) -> ServerApp:
         given = context.run_config
         if given.get("folder"):
             os.chdir(str(given["folder"]))
-        seed = given.get("seed")
-        checked, text = configuration.load(
-            config if config is not None else str(given.get("config", "")),
-            seed=seed if isinstance(seed, int) and seed >= 0 else None,
-        )
-        serve(grid, checked, text, Path(str(given.get("out") or checked.run.out)))
+        file = config if config is not None else str(given.get("config", ""))
+        drawn = given.get("seed", -1) if seed is None else seed
+        checked, text = configuration.load(file, seed=drawn if isinstance(drawn, int) and drawn >= 0 else None)
+        serve(grid, checked, text, Path(str(out or given.get("out") or checked.run.out)))
 
     return app
 
