@@ -1,6 +1,6 @@
 """A Flower app of a few lines: `flwr run .` in this folder, in Flower's simulation or on your SuperLink.
 
-On real SuperNodes leave the simulated homes out: `client_app()` finds the node file that the SuperNode was started with
+In a simulation the nodes' texts are dealt from the corpus. A real SuperNode is started with a node file
 (`--node-config 'node="path of node.toml"'`; `fpld init-node` makes it), and [flower] in federation.toml names the keys.
 To bring a model of your own, derive a class from `fpld.students.Student` and give it a name here, which [student] in
 federation.toml uses as its kind: `students.register("mine", lambda: Mine)`.

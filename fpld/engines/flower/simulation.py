@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context  # noqa: TC002 - Flower looks at the signature
 
-from fpld.engines.flower.client import client_app
+from fpld.engines.flower.client import client_app, home_of
 from fpld.engines.flower.home import Home
 from fpld.engines.flower.processes import QUIET
 from fpld.engines.flower.server import STATUS, server_app
@@ -28,9 +28,14 @@ if TYPE_CHECKING:
 
 
 def simulated_home(config: Config, out: Path) -> Callable[[Context], Home]:
-    """Give the homes of simulated nodes: partition i is node i, in a folder of the run."""
+    """Give the homes of simulated nodes: partition i is node i, in a folder of the run.
+
+    A SuperNode that was started with a node file is a real node, and has its own home.
+    """
 
     def home(context: Context) -> Home:
+        if "node" in context.node_config:
+            return home_of(context)
         index = context.node_config.get("partition-id")
         if not isinstance(index, int) or not 0 <= index < len(config.nodes):
             raise InputError(f"partition-id must be from 0 to {len(config.nodes) - 1}, got {index!r}")
