@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -368,3 +369,19 @@ def test_both_ends_derive_the_same_secret_and_no_other(deployment: Deployment) -
     (keys / "north.pub").write_text("ssh-rsa AAAA north\n")
     with pytest.raises(InputError, match=r"north\.pub must hold the two lines"):
         serve(deployment.grid(), deployment.config, deployment.text, deployment.folder / "none")
+
+
+def test_a_node_that_lost_its_disk_gets_all_that_it_needs_again(two_of_three: Deployment) -> None:
+    grid = two_of_three.grid()
+
+    def lose(file: Path, reply: Message) -> Message:
+        if reply.metadata.message_type == "evaluate" and file.parent.name == "east":
+            shutil.rmtree(file.parent / "runs")
+            shutil.rmtree(file.parent / "files")
+        return reply
+
+    grid.tamper = lose
+    two_of_three.file.write_text(two_of_three.text.replace("rounds = 2", "rounds = 4"))
+    two_of_three.serve(grid)
+    reason = "east: failed: the student of the last round is not here: send it along"
+    assert [line["absent"] for line in two_of_three.trace()] == [[], [reason], [], [reason]]

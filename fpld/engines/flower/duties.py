@@ -9,11 +9,11 @@ The process is new for every message: all that must survive is in the node's fol
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld import students
-from fpld.arrays import dump_arrays
+from fpld.arrays import dump_arrays, parse_arrays
 from fpld.config import DataSection
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.assignment import Assignment
@@ -23,6 +23,7 @@ from fpld.federation import jobs
 from fpld.federation.prepare import hold_out_seed, site_text
 from fpld.federation.site import Site, work
 from fpld.federation.store import RunFolder
+from fpld.files import write_atomic
 from fpld.protocol.messages import digest
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fpld.federation.store import Arrays
     from fpld.protocol import Task
 
-HELDOUT, TEXT = "heldout.safetensors", "text.safetensors"
+HELDOUT, TEXT, STUDENT = "heldout.safetensors", "text.safetensors", "student.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def join(home: Home, data: bytes) -> bytes:
 def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> bytes:
     """Do a round: fine-tune, probe, code; give the frame."""
     order = _order(home, data, "train")
+    if task.broadcast == "weights" and not task.arrays:
+        task = replace(task, arrays=_kept_student(home, order))
     serial = task.to_bytes()
     if digest(serial) != order.body.get("task"):
         raise ProtocolError("the task is not the one that the aggregator's letter names")
@@ -77,9 +80,11 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
 def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes]) -> bytes:
     """Evaluate the student on the held-out text; give a letter with the loss and the text's size."""
     order = _order(home, data, "evaluate")
-    if digest(dump_arrays(student, {})) != order.body.get("student"):
+    serial = dump_arrays(student, {})
+    if digest(serial) != order.body.get("student"):
         raise ProtocolError("the student is not the one that the aggregator's letter names")
     folder, assignment = settle(home, order, files), order.assignment
+    write_atomic(folder / STUDENT, serial)  # the next round begins with it, and need not send it again
     base = str(home.folder / "files" / assignment.files.student)
     loss = jobs.evaluate(base, assignment.student_kind, student, str(folder / HELDOUT), assignment.length)[0]
     arrays, meta = RunFolder(folder).read_arrays(HELDOUT)
@@ -95,7 +100,7 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> Path:
         if name not in assignment.files.digests() or hashlib.sha256(content).hexdigest() != name:
             raise ProtocolError(f"a file was sent whose content is not {name}")
         store.write(name, content)
-    folder = RunFolder(home.folder / "runs" / order.session.hex()[:16])
+    folder = RunFolder(_folder(home, order))
     if folder.has("site.json"):
         return folder.path
     probe = ProbeSet.load(store.path / assignment.files.probe)
@@ -129,6 +134,19 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> Path:
         distill=assignment.distill.model_dump(),
     ).save(folder.path)
     return folder.path
+
+
+def _kept_student(home: Home, order: Order) -> Arrays:
+    """Give the student that this node evaluated last, if it is the one that is meant."""
+    path = _folder(home, order) / STUDENT
+    content = path.read_bytes() if path.exists() else b""
+    if digest(content) != order.body.get("student"):
+        raise ProtocolError("the student of the last round is not here: send it along")
+    return parse_arrays(content, str(path))[0]
+
+
+def _folder(home: Home, order: Order) -> Path:
+    return home.folder / "runs" / order.session.hex()[:16]
 
 
 def _order(home: Home, data: bytes, kind: str) -> Order:

@@ -78,9 +78,11 @@ def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
-def pack_task(task: Task) -> RecordDict:
-    """Give a task as a message's content: its head, and what all nodes share as Arrays."""
-    shared = task.arrays if task.plan.prior is None else {**task.arrays, PRIOR: task.plan.prior}
+def pack_task(task: Task, *, arrays: bool = True) -> RecordDict:
+    """Give a task as a message's content: its head, and as Arrays what all nodes share (unless they have it)."""
+    shared = dict(task.arrays) if arrays else {}
+    if task.plan.prior is not None:
+        shared[PRIOR] = task.plan.prior
     head = replace(task, plan=replace(task.plan, prior=None), arrays={})
     content = pack(task=(head.to_bytes(), TASK))
     if shared:
@@ -89,7 +91,7 @@ def pack_task(task: Task) -> RecordDict:
 
 
 def unpack_task(content: RecordDict) -> Task:
-    """Put a task together again; its bytes are those of the task that was packed."""
+    """Put a task together again; its bytes are those of the task that was packed, if its arrays came along."""
     task = Task.from_bytes(unpack(content, "task", TASK))
     record = content.array_records.get("arrays")
     arrays = {} if record is None else record_arrays(record)

@@ -52,6 +52,7 @@ class ProbeLogitDistillation(Strategy):
         self._keys = federation.aggregator.settings.mac_keys
         self._asked: list[tuple[int, Message]] = []
         self._everyone = True
+        self._holds: dict[int, str] = {}
 
     @property
     def _deadline(self) -> float | None:
@@ -99,10 +100,12 @@ class ProbeLogitDistillation(Strategy):
         self._everyone = False
         tasks = self.federation.open()
         self._asked = []
+        student = digest(dump_arrays(self.federation.student, {}))
         for index, identity in sorted(self.roster.ids.items()):
             task = tasks[index]
-            content = pack_task(task)
-            letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes())}
+            # Who has evaluated the student has it.
+            content = pack_task(task, arrays=task.broadcast != "weights" or self._holds.get(index) != student)
+            letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes()), "student": student}
             self._asked.append((index, self._message(index, identity, MessageType.TRAIN, content, letter)))
         return [message for _, message in self._asked]
 
@@ -123,11 +126,11 @@ class ProbeLogitDistillation(Strategy):
                 self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
             except FpldError as error:
                 absent[index] = str(error)
-                self.roster.forget(index)
+                self._forget(index)
                 self.federation.report(f"{names[index]}: {error}")
         for index in asked - answered:
             absent[index] = f"late: no answer within {self._deadline or math.inf:g} s"
-            self.roster.forget(index)
+            self._forget(index)
         combined = self.federation.close([f"{names[index]}: {why}" for index, why in absent.items()])
         metrics = MetricRecord({"nodes": len(combined.nodes), "bandwidth_upper": combined.upper})
         return arrays_record(self.federation.student), metrics
@@ -154,6 +157,7 @@ class ProbeLogitDistillation(Strategy):
         names = self.federation.names
         losses: list[float | None] = [None] * len(names)
         tokens = size = 0
+        student = digest(dump_arrays(self.federation.student, {}))
         for index, reply in self._recognized(replies):
             try:
                 if reply.has_error():
@@ -161,8 +165,9 @@ class ProbeLogitDistillation(Strategy):
                 letter = Letter.parse(unpack(reply.content, "letter", LETTER))
                 losses[index], count, text = _evaluated(letter, self._keys.get(index, b""), server_round)
                 tokens, size = tokens + count, size + text
+                self._holds[index] = student
             except FpldError as error:
-                self.roster.forget(index)
+                self._forget(index)
                 self.federation.report(f"{names[index]} did not evaluate the student: {error}")
         line = self.federation.finish(Heldout(losses, size / tokens if tokens else None))
         loss = line["heldout_loss"]
@@ -174,6 +179,11 @@ class ProbeLogitDistillation(Strategy):
         done = self.federation.aggregator.round
         after = f", of which {done} are done" if done else ""
         self.federation.report(f"{config.run.rounds} rounds{after}; {len(names)} nodes: {', '.join(names)}")
+
+    def _forget(self, index: int) -> None:
+        """Take nothing for granted about a node that failed: it is asked who it is, and gets all that it needs."""
+        self.roster.forget(index)
+        self._holds.pop(index, None)
 
     def _message(self, index: int, identity: int, kind: str, content: RecordDict, body: Mapping[str, Any]) -> Message:
         assignment = self._assignments[index]
