@@ -6,9 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("flwr")
-
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects

@@ -36,7 +36,7 @@ def run_node(
     try:
         while True:
             port = file.port or free_port()
-            started({"node": file.name, "address": file.address, "time": round(time.time())})
+            started({"node": file.name, "address": file.address, "time": time.strftime("%Y-%m-%d %H:%M:%S %z")})
             report(f"{file.name}: connecting to {file.address}")
             child = Child([*command, "--port", str(port)], folder / "flower" / "supernode.log", folder / "flower")
             while child.alive:
