@@ -123,17 +123,21 @@ class BudgetSection(Section):
 
     total: Positive | None = None
     allocator: str = "optimal"
-    estimator: Literal["none", "second-moment", "distortion"] = "none"
+    estimator: Literal["none", "second-moment", "distortion", "curves"] = "none"
     warmup: Count = 1
     forget: Annotated[float, Field(gt=0, le=1)] = 1.0
     deadline: Positive = 60.0
 
 
 class CodecSection(Section):
-    """[codec]: its name; `against` own codes the residual to the node's last reconstruction (refinement)."""
+    """[codec]: its name; `against` own codes the residual to the node's last reconstruction (refinement).
+
+    `dither` is drawn by each node for itself, or stratified over all nodes, so that errors of nodes that agree cancel.
+    """
 
     name: str = "uniform"
     against: Literal["nothing", "own"] = "nothing"
+    dither: Literal["stratified", "independent"] = "stratified"
 
 
 class CombineSection(Section):

@@ -118,6 +118,7 @@ def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) ->
         codec=config.codec.name,
         rule=config.combine.rule,
         against=config.codec.against,
+        stratified=config.codec.dither == "stratified",
         quorum=config.run.quorum or len(config.nodes),
         mac_keys=mac_keys,
     )
@@ -268,7 +269,7 @@ class Federation:
             "bits_sent": [8 * sent.get(node, 0) / (contexts * vocab) for node in range(len(self.names))],
             "payload_bytes": sum(sent.values()),
             "overhead_bytes": OVERHEAD * len(sent),
-            "weights": None if weights is None else [float(w) for w in weights],
+            "weights": None if weights is None else weights.tolist(),
             "kl": divergence,
             "bandwidth_upper": combined.upper,
             "bandwidth_lower": combined.lower,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs import decode_blocks
+from fpld.codecs import check, decode_blocks
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
-from fpld.estimate import Moments
+from fpld.protocol.learning import Learner, Observer
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.registry import codecs, rules
 from fpld.theory import softmax, weighted_bracket
@@ -85,6 +85,7 @@ class Settings:
     codec: str = "uniform"
     rule: str = "mean"
     against: Against = "nothing"
+    stratified: bool = True
     quorum: int = 1
     mac_keys: Mapping[int, bytes] = field(default_factory=dict)
 
@@ -103,9 +104,9 @@ class Aggregator:
         self.receipts: list[Receipt] = []
         self._plans: dict[int, Plan] = {}
         self._frames: dict[int, bytes] = {}
-        self._moments = Moments.start(len(settings.names), forget=settings.budget.forget)
-        self._estimate: Floats | None = None
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._learner = Learner(len(settings.names), settings.budget)
+        self._learnt: dict[int, np.ndarray[Any, Any]] = {}
 
     @property
     def bits(self) -> list[float]:
@@ -114,8 +115,8 @@ class Aggregator:
 
     @property
     def weights(self) -> Floats | None:
-        """Give the nodes' estimated weights, once there are any."""
-        return self._estimate
+        """Give the nodes' estimated weights, once there are any; with loss curves, level and rate of each."""
+        return self._learner.estimate
 
     @property
     def missing(self) -> list[int]:
@@ -137,7 +138,9 @@ class Aggregator:
         self._step("open")
         self.round += 1
         s = self.settings
-        bits = s.budget.bits(self.round, self._estimate)
+        bits = s.budget.bits(self.round, self._learner.estimate)
+        # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
+        stratified = s.stratified and (prior is None or self._learner.agree)
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
@@ -148,11 +151,14 @@ class Aggregator:
                 vocab=s.vocab,
                 bits=float(bits[node]),
                 clip=s.clips[node],
+                slot=node if stratified else 0,
+                slots=len(s.names) if stratified else 1,
                 prior=prior,
+                tables=self._learner.tables,
             )
             for node in range(len(s.names))
         }
-        self._frames = {}
+        self._frames, self._learnt = {}, {}
         return {node: Task(plan, s.codec, s.against, broadcast, arrays) for node, plan in self._plans.items()}
 
     def frame(self, node: int, data: bytes) -> Receipt:
@@ -181,19 +187,18 @@ class Aggregator:
         codec, rule = codecs.get(s.codec), rules.get(s.rule)
         payloads = {node: self._payload(node, self._frames[node]) for node in nodes}
         target = np.empty((s.contexts, s.vocab), np.float32)
-        noise, total, bracket = np.zeros(len(s.names)), np.zeros(len(s.names)), np.zeros(2)
+        bracket, observer = np.zeros(2), Observer(self._learner, {node: self._plans[node] for node in nodes})
         blocks = _blocks(s.contexts, s.vocab * len(nodes))
         streams = [decode_blocks(codec, payloads[node], self._plans[node], blocks) for node in nodes]
         for rows, *replies in zip(blocks, *streams, strict=True):
             values = np.stack([self._absolute(node, rows, reply) for node, reply in zip(nodes, replies, strict=True)])
             variance = np.stack([np.broadcast_to(reply.variance, values.shape[1:]) for reply in replies])
             target[rows.start : rows.stop] = rule(values, variance)
-            for k, node in enumerate(nodes):
-                noise[node] += float(variance[k].sum(dtype=np.float64))
-                total[node] += float(np.square(values[k], dtype=np.float64).sum())
-            bracket += weighted_bracket(softmax(target[rows.start : rows.stop]), variance.sum(axis=0) / len(nodes) ** 2)
-        coordinates = s.contexts * s.vocab
-        self._learn(nodes, noise / coordinates, total, coordinates)
+            weights = softmax(target[rows.start : rows.stop])
+            bracket += weighted_bracket(weights, variance.sum(axis=0) / len(nodes) ** 2)
+            observer.block(rows, values, variance, weights)
+        observer.close(codec)
+        self._learner.learn_tables(self._learnt)
         lower, upper = bracket / s.contexts
         return Combined(target, nodes, float(upper), float(lower))
 
@@ -208,21 +213,16 @@ class Aggregator:
         """Give what a checkpoint must hold between two rounds: arrays, and a JSON object."""
         if self.phase not in (Phase.READY, Phase.DONE):
             raise ProtocolError(f"a checkpoint is taken between rounds, not while {self.phase.value}")
-        arrays: dict[str, np.ndarray[Any, Any]] = {
-            "moments_total": self._moments.total,
-            "moments_count": self._moments.count,
-        }
-        if self._estimate is not None:
-            arrays["estimate"] = self._estimate
+        arrays, learnt = self._learner.state()
         arrays.update({f"reconstruction_{node}": value for node, value in self._reconstructions.items()})
-        return arrays, {"round": self.round, "receipts": [list(receipt) for receipt in self.receipts]}
+        receipts = [list(receipt) for receipt in self.receipts]
+        return arrays, {"round": self.round, "receipts": receipts, **learnt}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.round = int(meta["round"])
         self.receipts = [Receipt(*receipt) for receipt in meta["receipts"]]
-        self._moments = Moments(arrays["moments_total"], arrays["moments_count"], self.settings.budget.forget)
-        self._estimate = arrays.get("estimate")
+        self._learner.restore(arrays, meta)
         prefix = "reconstruction_"
         self._reconstructions = {
             int(name.removeprefix(prefix)): value.copy() for name, value in arrays.items() if name.startswith(prefix)
@@ -251,10 +251,11 @@ class Aggregator:
         return "accepted", ""
 
     def _verify(self, node: int, data: bytes) -> None:
-        """Decode all of a frame once and forget it: after acceptance nothing can fail."""
+        """Check all of a frame once: after acceptance nothing can fail."""
         payload, plan, codec = self._payload(node, data), self._plans[node], codecs.get(self.settings.codec)
-        for _ in decode_blocks(codec, payload, plan, _blocks(plan.contexts, plan.vocab)):
-            pass
+        learnt = check(codec, payload, plan, _blocks(plan.contexts, plan.vocab))
+        if learnt is not None:
+            self._learnt[node] = learnt
 
     def _payload(self, node: int, data: bytes) -> memoryview:
         key = self.settings.mac_keys.get(node, b"")
@@ -269,18 +270,6 @@ class Aggregator:
         own = self._reconstructions.setdefault(node, np.zeros((s.contexts, s.vocab), np.float32))
         own[rows.start : rows.stop] += values
         return own[rows.start : rows.stop]
-
-    def _learn(self, nodes: list[int], noise: Floats, total: Floats, count: int) -> None:
-        """Update the weights' estimate from what this round brought."""
-        budget = self.settings.budget
-        self._moments = self._moments.add({node: (float(total[node]), count) for node in nodes})
-        if budget.estimator == "second-moment" and (self._moments.count > 0).all():
-            self._estimate = self._moments.weights()
-        if budget.estimator == "distortion":
-            rates = np.array([self._plans[node].bits for node in nodes])
-            estimate = np.ones(len(self.settings.names)) if self._estimate is None else self._estimate.copy()
-            estimate[nodes] = noise[nodes] * np.exp2(2 * rates / self.settings.vocab)
-            self._estimate = estimate
 
 
 def _blocks(contexts: int, width: int) -> list[range]:
