@@ -7,14 +7,14 @@ Flower sends an Array by its content's hash in chunks, and the same Array to man
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from fpld.arrays import dump_arrays, parse_arrays
 from fpld.errors import ProtocolError
-from fpld.protocol.messages import PRIOR, Task
+from fpld.protocol.messages import Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,24 +79,20 @@ def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def pack_task(task: Task, *, arrays: bool = True) -> RecordDict:
-    """Give a task as a message's content: its head, and as Arrays what all nodes share (unless they have it)."""
-    shared = dict(task.arrays) if arrays else {}
-    if task.plan.prior is not None:
-        shared[PRIOR] = task.plan.prior
-    head = replace(task, plan=replace(task.plan, prior=None), arrays={})
-    content = pack(task=(head.to_bytes(), TASK))
+    """Give a task as a message's content: its head, and its arrays, without the broadcast ones if the node has them."""
+    found, metadata = parse_arrays(task.to_bytes(), "task")
+    content = pack(task=(dump_arrays({}, metadata), TASK))
+    shared = {name: array for name, array in found.items() if arrays or name not in task.arrays}
     if shared:
         content["arrays"] = arrays_record(shared)
     return content
 
 
 def unpack_task(content: RecordDict) -> Task:
-    """Put a task together again; its bytes are those of the task that was packed, if its arrays came along."""
-    task = Task.from_bytes(unpack(content, "task", TASK))
+    """Put a task together again; its bytes are those of the task that was packed, if all its arrays came along."""
+    _, metadata = parse_arrays(unpack(content, "task", TASK), "task")
     record = content.array_records.get("arrays")
-    arrays = {} if record is None else record_arrays(record)
-    prior = arrays.pop(PRIOR, None)
-    return replace(task, plan=replace(task.plan, prior=prior), arrays=arrays)
+    return Task.from_bytes(dump_arrays({} if record is None else record_arrays(record), metadata))
 
 
 def pack_files(content: RecordDict, files: Mapping[str, bytes]) -> None:
