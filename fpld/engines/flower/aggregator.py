@@ -55,7 +55,7 @@ DATABASE = "state.db"
 _LINK = "fpld"
 _PAUSE = 0.5
 _RESTARTS = 10
-_LOOK = 20.0  # seconds between two questions to the SuperLink about the run
+_LOOK = 60.0  # seconds between two questions to the SuperLink about the run: each is a process of its own
 
 
 @dataclass(frozen=True, slots=True)
