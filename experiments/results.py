@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from fpld import config as configuration
+from fpld.engines.local import LocalEngine
 from fpld.federation.jobs import Inline
 from fpld.federation.prepare import prepare
 from fpld.federation.rounds import Federation, float32_variant
@@ -162,9 +163,10 @@ def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Ro
 
     rows = []
     with patch.object(Node, "answer", observed):
-        federation = Federation(config, store, prepared, name)
+        federation = Federation(config, store, prepared, name, pool=Inline(), report=lambda _: None)
+        engine = LocalEngine(federation, prepared.bytes_per_token)
         while not federation.done:
-            line = federation.advance(Inline(), lambda _: None)
+            line = federation.advance(engine)
             exact = rules.get(config.combine.rule)(np.stack([seen[k] for k in sorted(seen)]), np.zeros((1, 1, 1)))
             rows.append(
                 {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -42,6 +42,9 @@ class Section(BaseModel):
     """A table of the file: unknown keys are refused, nothing is converted in silence."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+S = TypeVar("S", bound=Section)
 
 
 class RunSection(Section):
@@ -166,6 +169,18 @@ class EngineSection(Section):
     workers: Annotated[int, Field(ge=0)] = 2
 
 
+class FlowerSection(Section):
+    """[flower]: where the aggregator listens, the folders of its certificates and of the nodes' public keys.
+
+    `wait` is how many seconds a round waits for nodes to connect before it begins without them, if the quorum is there.
+    """
+
+    address: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$")] = "127.0.0.1:8000"
+    certs: str = "certs"
+    keys: str = "keys"
+    wait: Positive = 600.0
+
+
 class Config(Section):
     """A whole configuration."""
 
@@ -183,6 +198,7 @@ class Config(Section):
     distill: TrainSection
     baselines: BaselinesSection = BaselinesSection()
     engine: EngineSection = EngineSection()
+    flower: FlowerSection | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -199,8 +215,6 @@ class Config(Section):
             )
         if self.codec.name == "predictive" and self.codec.against == "own":
             raise ValueError("codec.against must be 'nothing' for the predictive codec: it codes against the prior")
-        if self.data.corpus is None and self.data.path is None and any(node.data is None for node in self.nodes):
-            raise ValueError("data.corpus or data.path must be given, or data at every node")
         if self.tokenizer.kind == "huggingface" and not self.model_path:
             raise ValueError("tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'")
         return self
@@ -214,8 +228,13 @@ class Config(Section):
 
 def parse(text: str, source: str) -> Config:
     """Check the text of a configuration; `source` names it in errors."""
+    return parse_toml(Config, text, source)
+
+
+def parse_toml(cls: type[S], text: str, source: str) -> S:
+    """Check the text of a TOML file against what it must hold; every error names the key."""
     try:
-        return Config.model_validate(tomllib.loads(text))
+        return cls.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source}: must be TOML: {error}") from None
     except ValidationError as error:
@@ -223,8 +242,16 @@ def parse(text: str, source: str) -> Config:
         raise InputError("; ".join(lines)) from None
 
 
-def load(path: str | Path) -> tuple[Config, str]:
-    """Read a configuration file, or a preset by its name; give it and its text."""
+def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
+    """Read a configuration file, or a preset by its name; give it and its text. `seed` takes the place of run.seed."""
+    config, text = _load(path)
+    if seed is None:
+        return config, text
+    changed = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    return changed, f"# --seed {seed}\n{text}"
+
+
+def _load(path: str | Path) -> tuple[Config, str]:
     name = str(path)
     if name in presets():
         text = read_utf8(_preset_folder() / f"{name}.toml")

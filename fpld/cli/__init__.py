@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
-from fpld.cli import allocate, bench, bounds, data, reproduce, run
+from fpld.cli import aggregator, allocate, bench, bounds, certs, data, init_node, node, reproduce, run
 from fpld.cli.output import Output
+from fpld.cli.signals import Stopped
 from fpld.errors import FpldError
 
 if TYPE_CHECKING:
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": run,
+    "aggregator": aggregator,
+    "node": node,
+    "init-node": init_node,
+    "certs": certs,
     "data": data,
     "reproduce": reproduce,
     "allocate": allocate,
@@ -56,4 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
+    except Stopped as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        return stopped.code
     return code

@@ -90,7 +90,7 @@ class Status:
             self._bar.update(self._task, description=text)
         if self._console is not None and (self._bar is None or "held-out loss" in text):
             line = f"{time.monotonic() - self._started:6.1f} s  {text}"
-            self._console.print(line, markup=False, highlight=False)
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, done: int, total: int) -> None:
         """Move the bar."""

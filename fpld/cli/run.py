@@ -47,10 +47,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.federation.run import gap_closed
     from fpld.federation.run import run as run_federation
 
-    config, text = configuration.load(arguments.config)
-    if arguments.seed is not None:
-        text = f"# --seed {arguments.seed}\n{text}"
-        config = config.model_copy(update={"run": config.run.model_copy(update={"seed": arguments.seed})})
+    config, text = configuration.load(arguments.config, seed=arguments.seed)
     out = arguments.out if arguments.out is not None else Path(config.run.out)
     if arguments.out is None and not arguments.resume:
         out = _free(out)

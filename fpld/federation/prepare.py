@@ -16,19 +16,17 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from fpld.config import Config, NodeSection
+    from fpld.config import Config, DataSection, NodeSection
     from fpld.data import Document, Tokenizer
     from fpld.federation.store import RunFolder
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Prepared:
-    """What all parts of a run share; files that it names are in the run's folder."""
+class Public:
+    """What the aggregator and all nodes share; the files that hold it are in the run's folder."""
 
     probe: data.ProbeSet
-    public: np.ndarray[Any, np.dtype[np.int32]]
-    heldout: list[np.ndarray[Any, np.dtype[np.int32]]]
-    bytes_per_token: float
+    tokens: np.ndarray[Any, np.dtype[np.int32]]
 
     @property
     def vocab(self) -> int:
@@ -36,70 +34,127 @@ class Prepared:
         return self.probe.vocab
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Prepared(Public):
+    """What a run on one machine knows besides: how much text the nodes' held-out tokens stand for."""
+
+    bytes_per_token: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SiteText:
+    """A node's own text: tokens to train on, and tokens held out, with the bytes of text that each stands for."""
+
+    train: np.ndarray[Any, np.dtype[np.int32]]
+    heldout: np.ndarray[Any, np.dtype[np.int32]]
+    train_bytes: int
+    heldout_bytes: int
+
+
 def prepare(config: Config, store: RunFolder, report: Callable[[str], None]) -> Prepared:
-    """Make everything that is not there yet; a resumed run finds it there."""
+    """Make everything that is not there yet, the nodes' texts too; a resumed run finds it there."""
     if not store.has("prepared.json"):
-        _texts(config, store, report)
-    arrays, _ = store.read_arrays("heldout.safetensors")
-    public, _ = store.read_arrays("public.safetensors")
-    known = store.read_json("prepared.json")
-    probe = data.ProbeSet.load(store.path / "probe.json")
-    prepared = Prepared(
-        probe, public["tokens"], [arrays[str(i)] for i in range(len(config.nodes))], known["bytes_per_token"]
-    )
-    _bases(config, store, prepared, report)
-    return prepared
+        report("reading texts")
+        documents = _documents(config)
+        tokenizer = _public(config, documents, store, report)
+        _texts(config, documents, tokenizer, store, report)
+    public = _read_public(config, store, report)
+    return Prepared(public.probe, public.tokens, store.read_json("prepared.json")["bytes_per_token"])
 
 
-def _texts(config: Config, store: RunFolder, report: Callable[[str], None]) -> None:
-    """Read, split and tokenize; `prepared.json` comes last and says that all is there."""
-    seed = config.run.seed
-    report("reading texts")
-    documents = _documents(config)
-    shards = _shards(config, documents)
-    public = _public(config, documents)
+def prepare_public(config: Config, store: RunFolder, report: Callable[[str], None]) -> Public:
+    """Make what the aggregator needs when the nodes' texts are elsewhere: tokenizer, probe set, base models."""
+    if not store.has("probe.json"):
+        report("reading the public text")
+        _public(config, _documents(config), store, report)
+    return _read_public(config, store, report)
+
+
+def site_text(
+    documents: list[Document], tokenizer: Tokenizer, settings: DataSection, *, name: str, length: int, seed: int
+) -> SiteText:
+    """Hold out and tokenize a node's documents; `seed` draws what is held out, `length` is that of the contexts."""
+    try:
+        train, held = data.hold_out(documents, fraction=settings.heldout, seed=seed)
+    except InputError as error:
+        raise InputError(f"node {name!r}: {error}") from None
+    tokens = data.encode_documents(_limit(train, settings.limit), tokenizer)
+    held_tokens = data.encode_documents(_limit(held, 8 * settings.heldout_tokens), tokenizer)
+    for what, found in (("training", tokens), ("held-out", held_tokens)):
+        if len(found) <= length:
+            raise InputError(
+                f"node {name!r}: its {what} text has {len(found)} tokens, fewer than one context of {length}: "
+                "give it more text"
+            )
+    held_tokens = held_tokens[: settings.heldout_tokens]
+    return SiteText(tokens, held_tokens, tokenizer.text_bytes(tokens), tokenizer.text_bytes(held_tokens))
+
+
+def _public(config: Config, documents: list[Document], store: RunFolder, report: Callable[[str], None]) -> Tokenizer:
+    """Make tokenizer and probe set of the public text; `probe.json` comes last and says that all is there."""
+    public = _public_documents(config, documents)
     tokenizer = _tokenizer(config, public, report)
     tokenizer.save(store.path / "tokenizer.json")
-    public_tokens = data.encode_documents(public, tokenizer)
-    store.write_arrays("public.safetensors", {"tokens": public_tokens})
+    tokens = data.encode_documents(public, tokenizer)
+    store.write_arrays("public.safetensors", {"tokens": tokens})
     data.ProbeSet.draw(
-        public_tokens,
+        tokens,
         contexts=config.probe.contexts,
         length=config.probe.length,
         tokenizer=tokenizer,
-        seed=derive_seed(seed, "probe"),
+        seed=derive_seed(config.run.seed, "probe"),
     ).save(store.path / "probe.json")
-    heldout, sizes, private = {}, 0, 0
+    return tokenizer
+
+
+def _read_public(config: Config, store: RunFolder, report: Callable[[str], None]) -> Public:
+    arrays, _ = store.read_arrays("public.safetensors")
+    public = Public(data.ProbeSet.load(store.path / "probe.json"), arrays["tokens"])
+    _bases(config, store, public, report)
+    return public
+
+
+def _texts(
+    config: Config, documents: list[Document], tokenizer: Tokenizer, store: RunFolder, report: Callable[[str], None]
+) -> None:
+    """Deal and tokenize the nodes' texts; `prepared.json` comes last and says that all is there."""
+    shards = _shards(config, documents)
+    texts = []
     for index, node in enumerate(config.nodes):
         report(f"tokenizing the text of {node.name}")
-        try:
-            train, held = data.hold_out(
-                shards[node.name], fraction=config.data.heldout, seed=derive_seed(seed, "hold", index)
-            )
-        except InputError as error:
-            raise InputError(f"node {node.name!r}: {error}") from None
-        tokens = data.encode_documents(_limit(train, config.data.limit), tokenizer)
-        held_tokens = data.encode_documents(_limit(held, 8 * config.data.heldout_tokens), tokenizer)
-        for what, found in (("training", tokens), ("held-out", held_tokens)):
-            if len(found) <= config.probe.length:
-                raise InputError(
-                    f"node {node.name!r}: its {what} text has {len(found)} tokens, fewer than one context of "
-                    f"{config.probe.length}: give it more text"
-                )
-        store.write_arrays(f"text/{index}.safetensors", {"tokens": tokens})
-        private += tokenizer.text_bytes(tokens)
-        heldout[str(index)] = held_tokens[: config.data.heldout_tokens]
-        sizes += tokenizer.text_bytes(heldout[str(index)])
-    store.write_arrays("heldout.safetensors", heldout)
-    count = sum(len(tokens) for tokens in heldout.values())
-    known = {"bytes_per_token": sizes / count, "private_bytes": private, "tokenizer": tokenizer.digest}
+        text = site_text(
+            shards[node.name],
+            tokenizer,
+            config.data,
+            name=node.name,
+            length=config.probe.length,
+            seed=hold_out_seed(config.run.seed, index),
+        )
+        store.write_arrays(f"text/{index}.safetensors", {"tokens": text.train})
+        texts.append(text)
+    store.write_arrays("heldout.safetensors", {str(index): text.heldout for index, text in enumerate(texts)})
+    known = {
+        "bytes_per_token": sum(text.heldout_bytes for text in texts) / sum(len(text.heldout) for text in texts),
+        "private_bytes": sum(text.train_bytes for text in texts),
+        "tokenizer": tokenizer.digest,
+    }
     store.write_json("prepared.json", known)
+
+
+def hold_out_seed(seed: int, index: int) -> int:
+    """Give the seed that draws what node `index` holds out."""
+    return derive_seed(seed, "hold", index)
 
 
 def _documents(config: Config) -> list[Document]:
     if config.data.corpus is not None:
         return data.corpus(config.data.corpus)
     return data.read_documents(config.data.path, field=config.data.field) if config.data.path is not None else []
+
+
+def node_documents(config: Config, index: int) -> list[Document]:
+    """Give the documents that a run on one machine deals to a node."""
+    return _shards(config, _documents(config))[config.nodes[index].name]
 
 
 def _shards(config: Config, documents: list[Document]) -> dict[str, list[Document]]:
@@ -112,6 +167,8 @@ def _shards(config: Config, documents: list[Document]) -> dict[str, list[Documen
     others = [node for node in config.nodes if node.data is None]
     if not others:
         return own
+    if config.data.corpus is None and config.data.path is None:
+        raise InputError("data.corpus or data.path must be given, or data at every node")
     private = [document for document in documents if document.label != config.probe.source]
     names = [node.name for node in others]
     seed = derive_seed(config.run.seed, "split")
@@ -127,7 +184,7 @@ def _label(node: NodeSection) -> str:
     return node.label if node.label is not None else node.name
 
 
-def _public(config: Config, documents: list[Document]) -> list[Document]:
+def _public_documents(config: Config, documents: list[Document]) -> list[Document]:
     """Find the public text: the documents of a label, or a path."""
     labelled = [document for document in documents if document.label == config.probe.source]
     return _limit(labelled or data.read_documents(config.probe.source, field=config.data.field), config.probe.limit)
@@ -179,14 +236,14 @@ def base_file(config: Config, index: int | None) -> str:
     return f"base-{tables.index(json.dumps(student_options(config, index), sort_keys=True))}.safetensors"
 
 
-def _bases(config: Config, store: RunFolder, prepared: Prepared, report: Callable[[str], None]) -> None:
+def _bases(config: Config, store: RunFolder, public: Public, report: Callable[[str], None]) -> None:
     """Train each kind of model on the public text: the shared base of Algorithm 1."""
     for index in (None, *range(len(config.nodes))):
         name = base_file(config, index)
         if store.has(name):
             continue
         options = student_options(config, index)
-        student = make_student(options, prepared.vocab, derive_seed(config.run.seed, "base", name))
+        student = make_student(options, public.vocab, derive_seed(config.run.seed, "base", name))
         if student.longest is not None and student.longest < config.probe.length:
             raise InputError(
                 f"student.length must be at least probe.length = {config.probe.length}, got {student.longest}"
@@ -194,5 +251,5 @@ def _bases(config: Config, store: RunFolder, prepared: Prepared, report: Callabl
         if config.base is not None:
             report(f"training the base model on public text ({config.base.steps} steps)")
             seed = derive_seed(config.run.seed, "base text", name)
-            student.finetune(prepared.public, steps=config.base.steps, seed=seed, rate=config.base.rate)
+            student.finetune(public.tokens, steps=config.base.steps, seed=seed, rate=config.base.rate)
         student.save(store.path / name)

@@ -1,13 +1,16 @@
-"""The aggregator's side of a run: open a round, let the nodes work, combine, distil, evaluate, checkpoint."""
+"""The aggregator's side of a run, whatever the engine: open a round, close it, distil, checkpoint.
+
+An engine carries the tasks of an open round to the nodes and their frames back: `Federation.advance` is a round with
+the two calls of an engine in it. An engine with a loop of its own, as Flower's, makes the same steps: `open`,
+`deliver` for each frame, `close`, `finish`.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import as_completed
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,7 +18,6 @@ from fpld import students
 from fpld.errors import InputError, QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import base_file, student_options
-from fpld.federation.site import Site
 from fpld.federation.store import RunFolder
 from fpld.protocol import Aggregator, Budget, Settings
 from fpld.registry import codecs
@@ -24,13 +26,13 @@ from fpld.types import Plan
 from fpld.wire import OVERHEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Executor
 
     from fpld.config import Config
-    from fpld.federation.prepare import Prepared
+    from fpld.federation.prepare import Public
     from fpld.federation.store import Arrays
-    from fpld.protocol import Task
+    from fpld.protocol import Combined, Receipt, Task
 
 CHECKPOINT = "checkpoint.safetensors"
 _STUDENT = "student/"
@@ -49,7 +51,24 @@ class Outcome:
         return sum(line["payload_bytes"] + line["overhead_bytes"] for line in self.trace)
 
 
-def settings(config: Config, prepared: Prepared) -> Settings:
+class Heldout(NamedTuple):
+    """A student's loss in nats per token on each node's held-out text (None: no answer), and bytes per token."""
+
+    losses: Sequence[float | None]
+    bytes_per_token: float | None
+
+
+class Engine(Protocol):
+    """What moves bytes between the aggregator and its nodes."""
+
+    def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[str]:
+        """Let the nodes do their tasks, deliver each frame as it comes; give who did not answer, and why."""
+
+    def evaluate(self, student: Arrays) -> Heldout:
+        """Evaluate the student on the nodes' held-out texts."""
+
+
+def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) -> Settings:
     """Turn a configuration into the aggregator's settings; bits per probe context from here on."""
     vocab, contexts = prepared.vocab, prepared.probe.contexts
     clips = [node.clip for node in config.nodes]
@@ -101,23 +120,36 @@ def settings(config: Config, prepared: Prepared) -> Settings:
         against=config.codec.against,
         stratified=config.codec.dither == "stratified",
         quorum=config.run.quorum or len(config.nodes),
+        mac_keys=mac_keys,
     )
 
 
 class Federation:
-    """One federation in a folder of the run; `advance` does a round and checkpoints it."""
+    """One federation in a folder of the run; `advance` does a round and checkpoints it.
 
-    def __init__(self, config: Config, run: RunFolder, prepared: Prepared, name: str) -> None:
+    `pool` does the aggregator's own heavy work; `mac_keys` are the keys that frames of node i must be made with.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        prepared: Public,
+        name: str,
+        *,
+        pool: Executor,
+        report: Callable[[str], None],
+        mac_keys: Mapping[int, bytes] | None = None,
+    ) -> None:
         self.config, self.run, self.prepared, self.name = config, run, prepared, name
+        self.pool, self.report = pool, report
         self.store = RunFolder(run.path / name)
-        self.aggregator = Aggregator(settings(config, prepared))
+        self.aggregator = Aggregator(settings(config, prepared, mac_keys or {}))
         self.trace: list[dict[str, Any]] = []
         self.student: Arrays = students.read_state(run.path / base_file(config, None))
         self.target: np.ndarray[Any, Any] | None = None
-        self._busy: set[int] = set()
-        self._folders = [self.store.path / "nodes" / str(index) for index in range(len(config.nodes))]
-        for index, folder in enumerate(self._folders):
-            _site(config, index).save(folder)
+        self._clock = Clock()
+        self._line: dict[str, Any] = {}
         if self.store.has(CHECKPOINT):
             self._restore()
 
@@ -126,39 +158,78 @@ class Federation:
         """Say whether all rounds are closed."""
         return self.aggregator.round >= self.config.run.rounds
 
-    def advance(self, pool: Executor, report: Callable[[str], None]) -> dict[str, Any]:
+    @property
+    def names(self) -> Sequence[str]:
+        """Give the nodes' names, by their numbers."""
+        return self.aggregator.settings.names
+
+    def advance(self, engine: Engine) -> dict[str, Any]:
         """Do one round and give its line of the trace."""
-        clock = Clock()
-        weights = self.config.combine.broadcast == "weights"
-        prior = self._prior(pool)
-        if weights:
+        tasks = self.open()
+        self.close(engine.collect(tasks, self.deliver))
+        return self.finish(engine.evaluate(self.student))
+
+    def open(self) -> dict[int, Task]:
+        """Begin the next round: give the task of each node."""
+        self._clock = Clock()
+        prior = self._prior(self.pool)
+        if self.config.combine.broadcast == "weights":
             tasks = self.aggregator.open("weights", self.student, prior)
         elif self.target is None:
             tasks = self.aggregator.open("none", {}, prior)
         else:
             tasks = self.aggregator.open("logits", {"logits": self.target}, prior)
-        round = self.aggregator.round
-        report(f"round {round}: local training at {len(tasks)} nodes")
-        absent = self._collect(pool, tasks, report)
+        self._say(f"local training at {len(tasks)} nodes")
+        return tasks
+
+    def deliver(self, node: int, data: bytes) -> Receipt:
+        """Take a frame that came over a node's channel."""
+        receipt = self.aggregator.frame(node, data)
+        why = f" ({receipt.reason})" if receipt.reason else ""
+        self._say(f"{self.names[node]} {receipt.verdict}{why}; {len(self.aggregator.missing)} nodes to come")
+        return receipt
+
+    def close(self, absent: Sequence[str]) -> Combined:
+        """End the collecting, combine and distil; `absent` says who did not answer, and why."""
+        for reason in absent:
+            self._say(reason)
         try:
             self.aggregator.close()
         except QuorumError as error:
             raise QuorumError("; ".join([str(error), *absent])) from None
-        clock.lap("local")
-        report(f"round {round}: decoding and combining")
+        self._clock.lap("local")
+        self._say("decoding and combining")
         combined = self.aggregator.combine()
-        clock.lap("combine")
-        report(f"round {round}: distilling the student")
-        self.student, divergence = pool.submit(jobs.distill, *self._distillation(combined.target)).result()
-        self.target = None if weights else combined.target  # m * V numbers: kept only to be sent
-        clock.lap("distill")
-        losses = pool.submit(jobs.evaluate, *evaluation(self.config, self.run, self.student)).result()
-        clock.lap("evaluate")
-        line = self._line(combined, divergence, losses, clock.laps) | {"absent": absent}
+        self._clock.lap("combine")
+        self._say("distilling the student")
+        self.student, divergence = self.pool.submit(jobs.distill, *self._distillation(combined.target)).result()
+        # m * V numbers: kept only to be sent
+        self.target = None if self.config.combine.broadcast == "weights" else combined.target
+        self._clock.lap("distill")
+        self._line = self._summary(combined, divergence) | {"absent": sorted(absent)}
+        return combined
+
+    def finish(self, heldout: Heldout) -> dict[str, Any]:
+        """End the round with what the student is worth; checkpoint, and give the round's line of the trace."""
+        self._clock.lap("evaluate")
+        known = [loss for loss in heldout.losses if loss is not None]
+        loss = float(np.mean(known)) if known else None
+        size = heldout.bytes_per_token
+        line = self._line | {
+            "heldout_loss": loss,
+            "heldout_by_node": list(heldout.losses),
+            "heldout_bits_per_byte": None if loss is None or size is None else loss / np.log(2) / size,
+            "seconds": self._clock.laps,
+        }
         self.aggregator.distilled()
         self.trace.append(line)
         self._checkpoint()
+        said = "nobody evaluated the student" if loss is None else f"held-out loss {loss:.4f} nats per token"
+        self.report(f"round {line['round']}: {said}")
         return line
+
+    def _say(self, text: str) -> None:
+        self.report(f"round {self.aggregator.round}: {text}")
 
     def _prior(self, pool: Executor) -> np.ndarray[Any, np.dtype[np.int16]] | None:
         """Give the last student's prediction of the probe set, if the codec codes against one."""
@@ -169,40 +240,6 @@ class Federation:
             jobs.predict, base, kind, self.student, str(self.run.path / "probe.json")
         ).result()
         return prior
-
-    def _collect(self, pool: Executor, tasks: dict[int, Task], report: Callable[[str], None]) -> list[str]:
-        """Let the nodes work until all have answered or the deadline; give who did not answer, and why."""
-        round, names = self.aggregator.round, self.aggregator.settings.names
-        absent = [f"{names[node]}: still busy with an earlier round" for node in tasks if node in self._busy]
-        futures = {}
-        for node, task in tasks.items():
-            if node not in self._busy:  # a node does one thing at a time
-                futures[pool.submit(jobs.node_round, str(self._folders[node]), task.to_bytes())] = node
-        try:
-            for future in as_completed(futures, timeout=self.config.run.deadline):
-                node = futures[future]
-                try:
-                    receipt = self.aggregator.frame(node, future.result())
-                except Exception as error:  # whatever stops a node, the others go on
-                    absent.append(f"{names[node]}: failed: {error}")
-                    report(f"round {round}: {absent[-1]}")
-                    continue
-                left = len(self.aggregator.missing)
-                report(f"round {round}: {names[node]} {receipt.verdict}; {left} nodes to come")
-        except TimeoutError:
-            for future, node in futures.items():
-                if not future.done():
-                    absent.append(f"{names[node]}: late: no answer within {self.config.run.deadline:g} s")
-                    report(f"round {round}: {absent[-1]}")
-                    self._busy.add(node)
-                    future.add_done_callback(partial(self._late, node))
-        return sorted(absent)
-
-    def _late(self, node: int, future: Future[bytes]) -> None:
-        """Take a frame that came after the deadline: it is refused and recorded, and the node is free again."""
-        if not future.cancelled() and future.exception() is None:
-            self.aggregator.frame(node, future.result())
-        self._busy.discard(node)
 
     def outcome(self) -> Outcome:
         """Give the result so far."""
@@ -220,28 +257,23 @@ class Federation:
         base, kind = str(self.run.path / base_file(config, None)), config.student["kind"]
         return base, kind, self.student, str(self.run.path / "probe.json"), target, options, public
 
-    def _line(self, combined: Any, divergence: float, losses: list[float], laps: dict[str, float]) -> dict[str, Any]:
+    def _summary(self, combined: Combined, divergence: float) -> dict[str, Any]:
         vocab, contexts = self.prepared.vocab, self.prepared.probe.contexts
         sent = self.aggregator.sent
         weights = self.aggregator.weights
         refused = [r for r in self.aggregator.receipts if r.round == self.aggregator.round and r.verdict == "refused"]
-        loss = float(np.mean(losses))
         return {
             "round": self.aggregator.round,
-            "nodes": [self.config.nodes[node].name for node in combined.nodes],
+            "nodes": [self.names[node] for node in combined.nodes],
             "bits_allotted": [bits / vocab for bits in self.aggregator.bits],
-            "bits_sent": [8 * sent.get(node, 0) / (contexts * vocab) for node in range(len(self.config.nodes))],
+            "bits_sent": [8 * sent.get(node, 0) / (contexts * vocab) for node in range(len(self.names))],
             "payload_bytes": sum(sent.values()),
             "overhead_bytes": OVERHEAD * len(sent),
             "weights": None if weights is None else weights.tolist(),
             "kl": divergence,
-            "heldout_loss": loss,
-            "heldout_by_node": losses,
-            "heldout_bits_per_byte": loss / np.log(2) / self.prepared.bytes_per_token,
             "bandwidth_upper": combined.upper,
             "bandwidth_lower": combined.lower,
-            "refused": [f"{self.config.nodes[r.node].name}: {r.reason}" for r in refused],
-            "seconds": laps,
+            "refused": [f"{self.names[r.node]}: {r.reason}" for r in refused],
         }
 
     def _checkpoint(self) -> None:
@@ -280,21 +312,6 @@ def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int 
     kind = student_options(config, index)["kind"]
     base = str(run.path / base_file(config, index))
     return base, kind, state, str(run.path / "heldout.safetensors"), config.probe.length
-
-
-def _site(config: Config, index: int) -> Site:
-    return Site(
-        name=config.nodes[index].name,
-        index=index,
-        seed=config.run.seed,
-        rounds=config.run.rounds,
-        text=f"../../../text/{index}.safetensors",
-        base=f"../../../{base_file(config, index)}",
-        probe="../../../probe.json",
-        kind=student_options(config, index)["kind"],
-        local=config.local.model_dump(),
-        distill=config.distill.model_dump(),
-    )
 
 
 def float32_variant(config: Config) -> Config:

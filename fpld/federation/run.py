@@ -12,6 +12,7 @@ import numpy as np
 
 import fpld
 from fpld import students
+from fpld.engines.local import LocalEngine
 from fpld.errors import InputError
 from fpld.federation import jobs
 from fpld.federation.baselines import BASELINES
@@ -43,7 +44,7 @@ def run(
     """
     store = RunFolder(out)
     with store.lock():
-        _claim(store, text, resume)
+        claim(store, text, resume)
         prepared = prepare(config, store, report)
         with make_pool(config.engine.workers) as workers, ThreadPoolExecutor(4) as threads:
             pool = Counting(workers, jobs_in(config), progress)
@@ -95,7 +96,7 @@ def jobs_in(config: Config) -> int:
     return 1 + federation + sum(each[name] for name in config.baselines.methods)
 
 
-def _claim(store: RunFolder, text: str, resume: bool) -> None:
+def claim(store: RunFolder, text: str, resume: bool) -> None:
     """Take the folder for this configuration; a folder of another run is not overwritten."""
     if store.has("config.toml"):
         if not resume:
@@ -105,7 +106,8 @@ def _claim(store: RunFolder, text: str, resume: bool) -> None:
                 f"{store.path} holds a run of another configuration: --resume with the one in its config.toml"
             )
         for leftover in store.path.rglob(".*"):  # half-written files of a run that was killed
-            leftover.unlink()
+            if leftover.is_file():
+                leftover.unlink()
         return
     if resume:
         raise InputError(f"{store.path} holds no run to resume: leave --resume out to start one")
@@ -116,10 +118,10 @@ def _claim(store: RunFolder, text: str, resume: bool) -> None:
 def _federation(
     config: Config, store: RunFolder, prepared: Prepared, name: str, pool: Executor, report: Callable[[str], None]
 ) -> Outcome:
-    federation = Federation(config, store, prepared, name)
+    federation = Federation(config, store, prepared, name, pool=pool, report=lambda text: report(f"{name}, {text}"))
+    engine = LocalEngine(federation, prepared.bytes_per_token)
     while not federation.done:
-        line = federation.advance(pool, lambda text: report(f"{name}, {text}"))
-        report(f"{name}, round {line['round']}: held-out loss {line['heldout_loss']:.4f} nats per token")
+        federation.advance(engine)
     return federation.outcome()
 
 
@@ -151,12 +153,17 @@ def _row(method: str, outcome: Outcome) -> dict[str, Any]:
 def _finish(row: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
     """Give a flat row: held-out loss averaged over the nodes' texts, and the uplink."""
     loss = float(np.mean(row["losses"]))
+    return table_row(row["method"], loss, loss / float(np.log(2)) / prepared.bytes_per_token, row["uplink_bytes"])
+
+
+def table_row(method: str, loss: float | None, bits_per_byte: float | None, uplink_bytes: int) -> dict[str, Any]:
+    """Give a row of the table that a run ends with; what nobody measured is None."""
     return {
-        "method": row["method"],
+        "method": method,
         "heldout_loss": loss,
-        "bits_per_byte": loss / float(np.log(2)) / prepared.bytes_per_token,
-        "perplexity": float(np.exp(loss)),
-        "uplink_bytes": int(row["uplink_bytes"]),
+        "bits_per_byte": bits_per_byte,
+        "perplexity": None if loss is None else float(np.exp(loss)),
+        "uplink_bytes": int(uplink_bytes),
     }
 
 

@@ -61,8 +61,8 @@ class Site:
         return {"steps": settings.steps, "rate": settings.rate_in(round, self.rounds)}
 
 
-def work(folder: Path, data: bytes) -> bytes:
-    """Do a task and give the frame to send; a task that was done before gives the very same frame."""
+def work(folder: Path, data: bytes, *, key: bytes = b"") -> bytes:
+    """Do a task and give the frame to send, sealed with the key; a task done before gives the very same frame."""
     site, store = Site.open(folder), RunFolder(folder)
     probe = ProbeSet.load(folder / site.probe)
     node, model = _load(store, Node(site.index, bytes.fromhex(probe.digest)))
@@ -77,7 +77,7 @@ def work(folder: Path, data: bytes) -> bytes:
     text, _ = store.read_arrays(site.text)
     seed = derive_seed(site.seed, "local", node.round, site.index)
     student.finetune(text["tokens"], seed=seed, **site.training(site.local, node.round))
-    node, frame = node.answer(task, student.logit_blocks(probe.sequences))
+    node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" else student.state())
     return frame
 

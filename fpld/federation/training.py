@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,12 +33,16 @@ def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
         config = cls.Config(vocab=vocab, **fields)
     except TypeError as error:
         raise InputError(f"student: unknown or wrong field for kind {kind!r}: {error}") from None
-    return cls(config) if kind == "ngram" else cls(config, seed=seed, device=device)  # type: ignore[no-any-return]
+    # Not every kind draws its first weights or knows devices.
+    given = {"seed": seed, "device": device}
+    known = inspect.signature(cls).parameters
+    return cls(config, **{name: value for name, value in given.items() if name in known})  # type: ignore[no-any-return]
 
 
 def one_thread(kind: str) -> None:
     """Let PyTorch use one thread: bits depend on it, and one process per node is faster than threads."""
-    if kind != "ngram":
+    student_class(kind)
+    if "torch" in sys.modules:  # the kind's own import has brought it, if it needs it
         from fpld.students.gradient import use_threads
 
         use_threads(1)

@@ -34,6 +34,13 @@ KINDS: dict[str, Callable[[], type[Student]]] = {
 """Each kind of student, by its name in model files and configurations, and how to import its class."""
 
 
+def register(kind: str, load_class: Callable[[], type[Student]]) -> None:
+    """Add a kind of student of your own for this process; `load_class` imports and gives its class."""
+    if kind in KINDS:
+        raise InputError(f"student kind {kind!r} exists already: choose another name")
+    KINDS[kind] = load_class
+
+
 def student_class(kind: str) -> type[Student]:
     """Return the class of a kind of student by name.
 
@@ -63,4 +70,15 @@ def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | P
     write_arrays(path, state, read_arrays(like)[1])
 
 
-__all__ = ["KINDS", "NGram", "NGramConfig", "Progress", "Student", "load", "read_state", "student_class", "write_state"]
+__all__ = [
+    "KINDS",
+    "NGram",
+    "NGramConfig",
+    "Progress",
+    "Student",
+    "load",
+    "read_state",
+    "register",
+    "student_class",
+    "write_state",
+]

@@ -10,6 +10,7 @@ import pytest
 
 from fpld import config as configuration
 from fpld.cli import main
+from fpld.engines.local import LocalEngine
 from fpld.errors import QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import prepare
@@ -17,38 +18,43 @@ from fpld.federation.rounds import Federation
 from fpld.federation.store import RunFolder
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
     from pathlib import Path
 
 
-def federation(config_file: Path, *changes: tuple[str, str]) -> Federation:
+def federation(
+    config_file: Path, *changes: tuple[str, str], pool: Executor | None = None
+) -> tuple[Federation, LocalEngine]:
     text = config_file.read_text()
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
     config = configuration.parse(text, "test")
     store = RunFolder(config_file.parent / "run")
-    return Federation(config, store, prepare(config, store, lambda _: None), "fpld")
+    prepared = prepare(config, store, lambda _: None)
+    run = Federation(config, store, prepared, "fpld", pool=pool or jobs.Inline(), report=lambda _: None)
+    return run, LocalEngine(run, prepared.bytes_per_token)
 
 
 def test_a_failing_node_is_named_and_the_others_go_on(config_file: Path) -> None:
-    run = federation(config_file, ("rounds = 3", "rounds = 3\nquorum = 2"))
+    run, engine = federation(config_file, ("rounds = 3", "rounds = 3\nquorum = 2"))
     text = config_file.parent / "run/text/1.safetensors"
     good = text.read_bytes()
     text.write_bytes(good[:100])
-    first = run.advance(jobs.Inline(), lambda _: None)
+    first = run.advance(engine)
     assert first["nodes"] == ["north", "south"]
     assert first["absent"][0].startswith("east: failed: ")
     text.write_bytes(good)
-    assert run.advance(jobs.Inline(), lambda _: None)["nodes"] == ["north", "east", "south"]
+    assert run.advance(engine)["nodes"] == ["north", "east", "south"]
 
 
 def test_below_the_quorum_the_run_stops_with_names_and_reasons(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = federation(config_file)
+    run, engine = federation(config_file)
     (config_file.parent / "run/text/0.safetensors").unlink()
     with pytest.raises(QuorumError, match=r"2 of 3 nodes answered, the quorum is 3; missing: north; north: failed: "):
-        run.advance(jobs.Inline(), lambda _: None)
+        run.advance(engine)
     assert not (config_file.parent / "run/fpld/checkpoint.safetensors").exists()
     assert main(["run", str(config_file), "--out", str(tmp_path / "other")]) == 0
     capsys.readouterr()
@@ -56,7 +62,6 @@ def test_below_the_quorum_the_run_stops_with_names_and_reasons(
 
 def test_a_late_node_is_refused_then_takes_part_again(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow node hangs on an event, not on the clock, so that the order of things is certain."""
-    run = federation(config_file, ("rounds = 3", "rounds = 3\nquorum = 2\ndeadline = 3.0"))
     released, real = threading.Event(), jobs.node_round
 
     def slow(folder: str, task: bytes) -> bytes:
@@ -66,15 +71,16 @@ def test_a_late_node_is_refused_then_takes_part_again(config_file: Path, monkeyp
 
     monkeypatch.setattr(jobs, "node_round", slow)
     with ThreadPoolExecutor(4) as pool:
-        first = run.advance(pool, lambda _: None)
+        run, engine = federation(config_file, ("rounds = 3", "rounds = 3\nquorum = 2\ndeadline = 3.0"), pool=pool)
+        first = run.advance(engine)
         assert first["nodes"] == ["east", "south"]
         assert first["absent"] == ["north: late: no answer within 3 s"]
-        second = run.advance(pool, lambda _: None)
+        second = run.advance(engine)
         assert second["absent"] == ["north: still busy with an earlier round"]
         released.set()
-        while run._busy:
+        while engine.busy:
             threading.Event().wait(0.02)
         refused = [receipt for receipt in run.aggregator.receipts if receipt.verdict == "refused"]
         assert [receipt.node for receipt in refused] == [0]
         assert "late" in refused[0].reason
-        assert run.advance(pool, lambda _: None)["nodes"] == ["north", "east", "south"]
+        assert run.advance(engine)["nodes"] == ["north", "east", "south"]

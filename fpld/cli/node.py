@@ -1,0 +1,42 @@
+"""`fpld node`: take part in a federation from this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fpld.cli.output import Output
+
+HELP = "take part in a federation from this machine"
+EPILOG = """\
+NODE.toml is the file that `fpld init-node` made. The node stays until it is told to stop (Ctrl-C or SIGTERM), and
+comes back by itself after a crash or a lost connection; docs/deploy.md has a systemd unit. Example:
+
+  fpld node north/node.toml
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("node", type=Path, metavar="NODE.toml", help="the node's file")
+    parser.add_argument(
+        "--insecure", action="store_true", help="no TLS, no node authentication: for a trial on one machine"
+    )
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Run until told to stop."""
+    from fpld.cli.signals import Stopped, stop_on_signals
+    from fpld.engines.flower.supernode import run_node
+
+    starts: list[dict[str, Any]] = []
+    try:
+        with stop_on_signals("stopped"), output.status() as report:
+            run_node(arguments.node, insecure=arguments.insecure, report=report, started=starts.append)
+    except Stopped as stopped:
+        output.result("node", starts, title="Connections")
+        return 0 if stopped.code == 143 else stopped.code
+    return 0

@@ -1,0 +1,69 @@
+"""The ClientApp: Flower's messages in, a node's duties, Flower's messages out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fpld.engines.flower import duties
+from fpld.engines.flower.home import Home, open_home
+from fpld.engines.flower.journal import note
+from fpld.engines.flower.mods import budget_guard
+from fpld.engines.flower.payload import FRAME, LETTER, pack, record_arrays, unpack, unpack_files, unpack_task
+from fpld.errors import InputError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from flwr.clientapp.typing import Mod
+
+JOIN = "query.join"
+
+
+def home_of(context: Context) -> Home:
+    """Find the node's home: the node file that the SuperNode was started with (`--node-config 'node="..."'`)."""
+    path = context.node_config.get("node")
+    if not isinstance(path, str):
+        raise InputError("the SuperNode must be started with --node-config 'node=\"path of node.toml\"'")
+    return open_home(Path(path))
+
+
+def client_app(home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod] = ()) -> ClientApp:
+    """Make a ClientApp that takes part in a federation; `home` says which node it is.
+
+    The budget guard is the outermost mod: nothing that comes after it can send more than the plan allows.
+    """
+    app = ClientApp(mods=[budget_guard, *mods])
+
+    @app.query("join")
+    def join(message: Message, context: Context) -> Message:
+        node = home(context)
+        answer = duties.join(node, unpack(message.content, "letter", LETTER))
+        note(node.folder, f"{node.name} is connected")
+        return Message(pack(letter=(answer, LETTER)), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        content = message.content
+        letter = unpack(content, "letter", LETTER)
+        node, task = home(context), unpack_task(content)
+        note(node.folder, f"round {task.plan.round}: training, at most {task.plan.budget_bytes} bytes to send")
+        frame = duties.train(node, letter, task, unpack_files(content))
+        note(node.folder, f"round {task.plan.round}: sending {len(frame)} bytes")
+        return Message(pack(frame=(frame, FRAME)), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        content = message.content
+        letter, record = unpack(content, "letter", LETTER), content.array_records.get("student")
+        if record is None:
+            raise ProtocolError("a message to evaluate must hold the student")
+        node = home(context)
+        answer = duties.evaluate(node, letter, record_arrays(record), unpack_files(content))
+        note(node.folder, "evaluated the student on the held-out text")
+        return Message(pack(letter=(answer, LETTER)), reply_to=message)
+
+    return app

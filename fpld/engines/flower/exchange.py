@@ -1,0 +1,44 @@
+"""Send messages over a Grid and give the replies as they come."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from flwr.app import Error, Message
+    from flwr.serverapp import Grid
+
+_PAUSE = 0.5  # seconds between two looks for replies; Flower's own loop takes three
+_REASONS = {
+    3: "its reply got lost",
+    4: "its reply got lost",
+    5: "connection lost (its SuperNode stopped or died)",
+    8: "its process crashed",
+}
+
+
+def exchange(grid: Grid, messages: Iterable[Message], timeout: float | None) -> Iterator[Message]:
+    """Push messages, and yield each reply as it comes, until all are there or the time is over."""
+    waiting = {identity for identity in grid.push_messages(list(messages)) if identity}
+    end = None if timeout is None else time.monotonic() + timeout
+    while waiting:
+        for reply in grid.pull_messages(list(waiting)):
+            waiting.discard(reply.metadata.reply_to_message_id)
+            yield reply
+        if waiting and end is not None and time.monotonic() >= end:
+            return
+        if waiting:
+            time.sleep(_PAUSE)
+
+
+def explain(error: Error) -> str:
+    """Say in words why a node gave no answer."""
+    if error.code in _REASONS:
+        return _REASONS[error.code]
+    reason = (error.reason or f"error {error.code}").strip()
+    found = re.fullmatch(r"<class '[^']*'>:<'(.*)'>", reason, re.DOTALL)
+    return f"failed: {' '.join((found[1] if found else reason).split())}"

@@ -1,0 +1,144 @@
+"""A node at home: its file `node.toml`, its keys, its text, and the folder where it keeps what must survive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fpld import config as configuration
+from fpld import data
+from fpld.config import Count, Name, Section
+from fpld.engines.flower.assignment import Digest  # noqa: TC001 - pydantic reads it
+from fpld.engines.flower.identity import MAC_KEY, make_node_keys, parse_public, run_secret
+from fpld.errors import InputError
+from fpld.files import read_utf8, write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fpld.data import Document
+
+ADDRESS = r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$"
+NODE_FILE = "node.toml"
+_NODE_TOML = """\
+# A node of a federation. Start it with: fpld node {file}
+name = {name!r}
+
+# Where the aggregator is, and who it is: from its federation.toml.
+address = {address!r}
+aggregator = {aggregator!r}
+ca = "ca.pem"
+
+# The private text: a file or a folder. It stays here.
+{source}
+
+# What the site insists on (leave out what does not matter):
+# probe = "SHA-256 of the probe set that may be asked"
+# tokenizer = "SHA-256 of the tokenizer that may be used"
+# most_bytes = 1000000      # the most that a frame may hold
+# port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """What the node's side needs: make one from `node.toml` with `open_home`, or your own."""
+
+    name: str
+    folder: Path
+    documents: Callable[[], list[Document]]
+    secret: Callable[[bytes], bytes]
+    probe: str | None = None
+    tokenizer: str | None = None
+    most_bytes: int | None = None
+
+
+class NodeFile(Section):
+    """`node.toml`."""
+
+    name: Name
+    address: Annotated[str, Field(pattern=ADDRESS)]
+    aggregator: str
+    ca: str = "ca.pem"
+    data: str | None = None
+    corpus: Literal["sotu", "pubmed", "wikipedia", "enwik8"] | None = None
+    label: str | None = None
+    field: str = "text"
+    probe: Digest | None = None
+    tokenizer: Digest | None = None
+    most_bytes: Count | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.data is None) == (self.corpus is None):
+            raise ValueError("needs either data, a path, or corpus")
+        return self
+
+    @classmethod
+    def read(cls, path: Path) -> NodeFile:
+        """Read a node's file; its own paths are relative to it."""
+        return configuration.parse_toml(cls, read_utf8(path), str(path))
+
+
+class Invitation(Section):
+    """`federation.toml`: what the aggregator gives to the nodes. Nothing in it is secret."""
+
+    address: Annotated[str, Field(pattern=ADDRESS)]
+    aggregator: str
+    ca: str
+
+    @classmethod
+    def read(cls, path: Path) -> Invitation:
+        """Read the file that `fpld certs` wrote."""
+        return configuration.parse_toml(cls, read_utf8(path), str(path))
+
+
+def init_node(folder: Path, name: str, invitation: Invitation, source: str) -> Path:
+    """Make a node's folder: keys, the aggregator's certificate, and the node's file; give the public keys' file."""
+    if (folder / NODE_FILE).exists():
+        raise InputError(f"{folder / NODE_FILE} exists already: choose another folder, or edit it")
+    parse_public(invitation.aggregator)
+    text = _NODE_TOML.format(
+        file=folder / NODE_FILE,
+        name=name,
+        address=invitation.address,
+        aggregator=invitation.aggregator,
+        source=source,
+    )
+    configuration.parse_toml(NodeFile, text, "node.toml")
+    public = make_node_keys(folder, name)
+    write_atomic(folder / "ca.pem", invitation.ca.encode())
+    write_atomic(folder / NODE_FILE, text.encode())
+    return public
+
+
+def open_home(path: Path) -> Home:
+    """Give the home that a node's file describes."""
+    file, folder = NodeFile.read(path), path.resolve().parent
+    aggregator = parse_public(file.aggregator)
+
+    def documents() -> list[Document]:
+        if file.corpus is None:
+            return data.read_documents(folder / str(file.data), field=file.field)
+        found = data.corpus(file.corpus)
+        if file.label is None:
+            return found
+        labelled = [document for document in found if document.label == file.label]
+        if not labelled:
+            labels = ", ".join(sorted({document.label for document in found}))
+            raise InputError(f"label must be one of {labels} in the corpus {file.corpus}, got {file.label!r}")
+        return labelled
+
+    return Home(
+        name=file.name,
+        folder=folder,
+        documents=documents,
+        secret=lambda session: run_secret(folder / MAC_KEY, aggregator, session, file.name),
+        probe=file.probe,
+        tokenizer=file.tokenizer,
+        most_bytes=file.most_bytes,
+    )

@@ -1,0 +1,107 @@
+"""Payloads in Flower's records: raw bytes with types of our own, no pickle, no NumPy format.
+
+Flower sends an Array by its content's hash in chunks, and the same Array to many nodes only once: so what all nodes get
+(weights, logits, a prior) goes as Arrays of its own, and what only one node gets in a few small ones.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from fpld.arrays import dump_arrays, parse_arrays
+from fpld.errors import ProtocolError
+from fpld.protocol.messages import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FRAME = "fpld.frame/1"
+LETTER = "fpld.letter/1"
+TASK = "fpld.task/1"
+FILE = "fpld.file/1"
+ARRAY = "fpld.array/1"
+_DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
+
+
+def bytes_array(data: bytes, stype: str) -> Array:
+    """Give bytes as an Array of a type of ours."""
+    return Array("uint8", (len(data),), stype, data)
+
+
+def array_bytes(array: object, stype: str) -> bytes:
+    """Give the bytes of an Array that `bytes_array` made; anything else is refused."""
+    if not isinstance(array, Array) or array.stype != stype or array.dtype != "uint8":
+        raise ProtocolError(f"bytes of type {stype} must come here, got {getattr(array, 'stype', type(array))}")
+    if tuple(array.shape) != (len(array.data),):
+        raise ProtocolError(f"{stype}: {len(array.data)} bytes came, its shape says {tuple(array.shape)}")
+    return array.data
+
+
+def pack(**parts: tuple[bytes, str]) -> RecordDict:
+    """Give a message's content: named bytes, each with its type."""
+    return RecordDict({name: ArrayRecord({"data": bytes_array(*part)}) for name, part in parts.items()})
+
+
+def unpack(content: RecordDict, name: str, stype: str) -> bytes:
+    """Give the named bytes of a message's content."""
+    record = content.array_records.get(name)
+    if record is None or set(record) != {"data"}:
+        raise ProtocolError(f"a message must hold {name!r}, got {sorted(content)}")
+    return array_bytes(record["data"], stype)
+
+
+def arrays_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
+    """Give arrays as a record of raw little-endian bytes."""
+    record = {}
+    for name, array in arrays.items():
+        kind = _DTYPES.get(array.dtype.name)
+        if kind is None:
+            raise ProtocolError(f"array {name!r} must be one of {sorted(_DTYPES)}, got {array.dtype}")
+        record[name] = Array(array.dtype.name, array.shape, ARRAY, np.ascontiguousarray(array, kind).tobytes())
+    return ArrayRecord(record)
+
+
+def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
+    """Give the arrays of a record that `arrays_record` made; sizes must fit what is there."""
+    arrays = {}
+    for name, array in record.items():
+        kind, shape = _DTYPES.get(array.dtype), tuple(array.shape)
+        if array.stype != ARRAY or kind is None:
+            raise ProtocolError(f"array {name!r} must be of type {ARRAY}, got {array.stype} of {array.dtype}")
+        if min(shape, default=1) < 0 or math.prod(shape) * np.dtype(kind).itemsize != len(array.data):
+            raise ProtocolError(f"array {name!r}: {len(array.data)} bytes do not fit the shape {shape}")
+        arrays[name] = np.frombuffer(array.data, kind).reshape(shape).copy()
+    return arrays
+
+
+def pack_task(task: Task, *, arrays: bool = True) -> RecordDict:
+    """Give a task as a message's content: its head, and its arrays, without the broadcast ones if the node has them."""
+    found, metadata = parse_arrays(task.to_bytes(), "task")
+    content = pack(task=(dump_arrays({}, metadata), TASK))
+    shared = {name: array for name, array in found.items() if arrays or name not in task.arrays}
+    if shared:
+        content["arrays"] = arrays_record(shared)
+    return content
+
+
+def unpack_task(content: RecordDict) -> Task:
+    """Put a task together again; its bytes are those of the task that was packed, if all its arrays came along."""
+    _, metadata = parse_arrays(unpack(content, "task", TASK), "task")
+    record = content.array_records.get("arrays")
+    return Task.from_bytes(dump_arrays({} if record is None else record_arrays(record), metadata))
+
+
+def pack_files(content: RecordDict, files: Mapping[str, bytes]) -> None:
+    """Add files to a message's content, by their digests."""
+    if files:
+        content["files"] = ArrayRecord({name: bytes_array(data, FILE) for name, data in files.items()})
+
+
+def unpack_files(content: RecordDict) -> dict[str, bytes]:
+    """Give the files in a message's content, by the digests that they are said to have."""
+    record = content.array_records.get("files")
+    return {} if record is None else {name: array_bytes(array, FILE) for name, array in record.items()}

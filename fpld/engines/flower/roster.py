@@ -1,0 +1,102 @@
+"""Who is connected: Flower's node ids on one side, the names and keys of the federation on the other.
+
+A node id says nothing about who it is. Each new one is asked; its answer carries a tag that only the holder of the
+registered key can make, over a challenge that was never used before.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from flwr.app import Message
+
+from fpld.engines.flower.exchange import exchange, explain
+from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.payload import LETTER, pack, unpack
+from fpld.errors import FpldError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from flwr.serverapp import Grid
+
+_PATIENCE = 120.0  # seconds that a node has to say who it is: a new process, and its imports
+_PAUSE = 1.0
+
+
+class Roster:
+    """Know which node of the federation is behind which id, and which of the run's files it lacks."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        keys: Mapping[int, bytes],
+        session: bytes,
+        files: Collection[str],
+        report: Callable[[str], None],
+    ) -> None:
+        self.names, self._keys, self._session, self._files = names, keys, session, sorted(files)
+        self._report = report
+        self.ids: dict[int, int] = {}
+        self.missing: dict[int, list[str]] = {}
+
+    def gather(self, grid: Grid, *, enough: int, wait: float) -> None:
+        """Wait until `enough` nodes are here, at most `wait` seconds; who is here then takes part."""
+        end, said = time.monotonic() + wait, False
+        while True:
+            self._refresh(grid)
+            if len(self.ids) >= enough or time.monotonic() >= end:
+                return
+            if not said:
+                away = ", ".join(name for index, name in enumerate(self.names) if index not in self.ids)
+                self._report(f"waiting for nodes to connect: {away}")
+                said = True
+            time.sleep(min(_PAUSE, max(end - time.monotonic(), 0.05)))
+
+    def forget(self, index: int) -> None:
+        """Ask a node anew who it is before it is given work again, since it failed."""
+        self.ids.pop(index, None)
+
+    def _refresh(self, grid: Grid) -> None:
+        online = set(grid.get_node_ids())
+        self.ids = {index: identity for index, identity in self.ids.items() if identity in online}
+        unknown = sorted(online - set(self.ids.values()))
+        if not unknown:
+            return
+        challenges = {identity: secrets.token_hex(32) for identity in unknown}
+        common = {"kind": "join", "session": self._session.hex(), "files": self._files}
+        messages = [
+            Message(
+                pack(letter=(write_letter(b"", {**common, "challenge": challenges[identity]}), LETTER)),
+                identity,
+                "query.join",
+                ttl=_PATIENCE,
+            )
+            for identity in unknown
+        ]
+        for reply in exchange(grid, messages, _PATIENCE):
+            if reply.has_error():
+                self._report(f"a node did not say who it is: {explain(reply.error)}")
+                continue
+            identity = reply.metadata.src_node_id
+            try:
+                self._admit(identity, unpack(reply.content, "letter", LETTER), challenges.get(identity, ""))
+            except FpldError as error:
+                self._report(f"a node was turned away: {error}")
+
+    def _admit(self, identity: int, data: bytes, challenge: str) -> None:
+        letter = Letter.parse(data)
+        name = str(letter.body.get("name"))
+        if name not in self.names:
+            raise ProtocolError(f"{name!r} is not a node of this federation")
+        index = list(self.names).index(name)
+        body = letter.check(self._keys.get(index, b""), "joined")
+        if not challenge or body.get("challenge") != challenge:
+            raise ProtocolError(f"{name}: its answer is to another question")
+        lacks = body.get("missing")
+        if not isinstance(lacks, list) or not set(map(str, lacks)) <= set(self._files):
+            raise ProtocolError(f"{name}: its answer asks for files that are not of this run")
+        self.ids[index], self.missing[index] = identity, lacks
+        self._report(f"{name} is connected")

@@ -1,0 +1,122 @@
+"""The ServerApp: a whole run of a federation in a folder, resumed if it was begun before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context  # noqa: TC002 - Flower looks at the signature
+from flwr.serverapp import Grid, ServerApp
+
+from fpld import config as configuration
+from fpld import students
+from fpld.engines.flower.assignment import assignments
+from fpld.engines.flower.certs import AGGREGATOR_KEY
+from fpld.engines.flower.identity import PublicKeys, run_secret
+from fpld.engines.flower.journal import note
+from fpld.engines.flower.roster import Roster
+from fpld.engines.flower.strategy import ProbeLogitDistillation
+from fpld.errors import FpldError, InputError
+from fpld.federation.jobs import Inline
+from fpld.federation.prepare import base_file, prepare_public
+from fpld.federation.rounds import Federation
+from fpld.federation.run import claim, table_row
+from fpld.federation.store import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fpld.config import Config
+
+STATUS, SESSION = "status.json", "session.json"
+
+
+def server_app(
+    config: str | Path | None = None, *, out: str | Path | None = None, seed: int | None = None
+) -> ServerApp:
+    """Make a ServerApp that runs a federation: `config` is a file or a preset, `out` the run's folder.
+
+    What is not given here is taken from the run's own configuration, by the same names; `folder` there is what paths
+    are relative to. A folder that holds a run already is resumed.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        given = context.run_config
+        if given.get("folder"):
+            os.chdir(str(given["folder"]))
+        file = config if config is not None else str(given.get("config", ""))
+        drawn = given.get("seed", -1) if seed is None else seed
+        checked, text = configuration.load(file, seed=drawn if isinstance(drawn, int) and drawn >= 0 else None)
+        serve(grid, checked, text, Path(str(out or given.get("out") or checked.run.out)))
+
+    return app
+
+
+def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
+    """Run a federation over a Grid into a folder, from where it stands; give the table's rows."""
+    store = RunFolder(out)
+    with store.lock(), _reporting(store) as report:
+        claim(store, text, resume=store.has("config.toml"))
+        prepared = prepare_public(config, store, report)
+        session = _session(store)
+        given, files = assignments(config, store)
+        keys = node_keys(config, session)
+        federation = Federation(config, store, prepared, "fpld", pool=Inline(), report=report, mac_keys=keys)
+        roster = Roster(federation.names, keys, session, files, report)
+        wait = config.flower.wait if config.flower is not None else 60.0
+        ProbeLogitDistillation(federation, roster, session, given, files, wait=wait).start(grid)
+        outcome = federation.outcome()
+        base = store.path / base_file(config, None)
+        students.write_state(store.path / "student.safetensors", outcome.student, like=base)
+        store.write("trace.jsonl", (store.path / "fpld" / "trace.jsonl").read_bytes())
+        last = outcome.trace[-1]
+        table = [table_row("fpld", last["heldout_loss"], last["heldout_bits_per_byte"], outcome.uplink_bytes)]
+        store.write_json("result.json", table)
+    return table
+
+
+def node_keys(config: Config, session: bytes) -> dict[int, bytes]:
+    """Give the secret of each node in this run; without [flower] there are none, and nobody proves who they are."""
+    if config.flower is None:
+        return {}
+    own = Path(config.flower.certs) / AGGREGATOR_KEY
+    return {
+        index: run_secret(own, PublicKeys.read(public_file(config, node.name)).mac, session, node.name)
+        for index, node in enumerate(config.nodes)
+    }
+
+
+def public_file(config: Config, name: str) -> Path:
+    """Find the public keys of a node, which its site sent to the aggregator."""
+    if config.flower is None:
+        raise InputError("[flower] must be given: where to listen, and the folders of certificates and keys")
+    path = Path(config.flower.keys) / f"{name}.pub"
+    if not path.exists():
+        raise InputError(f"{path} does not exist: put the file there that `fpld init-node` made at {name!r}")
+    return path
+
+
+def _session(store: RunFolder) -> bytes:
+    """Draw what sets this run apart from every other, once; a resumed run finds it."""
+    if not store.has(SESSION):
+        store.write_json(SESSION, {"session": secrets.token_hex(32)})
+    return bytes.fromhex(store.read_json(SESSION)["session"])
+
+
+@contextlib.contextmanager
+def _reporting(store: RunFolder) -> Iterator[Callable[[str], None]]:
+    """Write what happens to the run's folder, for who started the run and for who looks on."""
+    store.write_json(STATUS, {"state": "running"})
+    try:
+        yield partial(note, store.path)
+    except BaseException as error:
+        kind = "" if isinstance(error, FpldError) else f"{type(error).__name__}: "
+        store.write_json(STATUS, {"state": "failed", "error": f"{kind}{error}"})
+        raise
+    store.write_json(STATUS, {"state": "done"})

@@ -1,0 +1,219 @@
+"""The Strategy: a federation's rounds in Flower's terms. `configure_*` ask the nodes, `aggregate_*` take the answers.
+
+Training, probing and coding are one `train` message a round and node; what the student is worth on the nodes' held-out
+texts is an `evaluate` message. Everything else (bits, checks, combining, distilling, trace, checkpoint) is the same
+`Federation` that the local engine drives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Result, Strategy
+
+from fpld.arrays import dump_arrays
+from fpld.engines.flower.exchange import exchange, explain
+from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.payload import FRAME, LETTER, arrays_record, bytes_array, pack_files, pack_task, unpack
+from fpld.errors import FpldError, ProtocolError
+from fpld.federation.rounds import Heldout
+from fpld.protocol.messages import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from flwr.serverapp import Grid
+
+    from fpld.engines.flower.assignment import Assignment
+    from fpld.engines.flower.roster import Roster
+    from fpld.federation.rounds import Federation
+
+
+class ProbeLogitDistillation(Strategy):
+    """Federated Probe-Logit Distillation as a Strategy of Flower's.
+
+    The state is in the federation, which may have rounds behind it already: `start` makes those that are left.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        roster: Roster,
+        session: bytes,
+        assignments: Sequence[Assignment],
+        files: Mapping[str, bytes],
+        *,
+        wait: float,
+    ) -> None:
+        self.federation, self.roster, self.session = federation, roster, session
+        self._assignments, self._files, self._wait = assignments, files, wait
+        self._keys = federation.aggregator.settings.mac_keys
+        self._asked: list[tuple[int, Message]] = []
+        self._everyone = True
+        self._holds: dict[int, str] = {}
+
+    @property
+    def _deadline(self) -> float | None:
+        return self.federation.config.run.deadline
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Make the rounds that are left, at most `num_rounds`; replies are taken as they come."""
+        self.summary()
+        result, made = Result(), 0
+        timeout = self._deadline if timeout is None else timeout
+        arrays = arrays_record(self.federation.student)
+        while not self.federation.done and (num_rounds is None or made < num_rounds):
+            number, made = self.federation.aggregator.round + 1, made + 1
+            asked = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
+            student, metrics = self.aggregate_train(number, exchange(grid, asked, timeout))
+            arrays = result.arrays = student
+            result.train_metrics_clientapp[number] = metrics
+            asked = self.configure_evaluate(number, arrays, evaluate_config or ConfigRecord(), grid)
+            result.evaluate_metrics_clientapp[number] = self.aggregate_evaluate(number, exchange(grid, asked, timeout))
+            if evaluate_fn is not None and (found := evaluate_fn(number, arrays)) is not None:
+                result.evaluate_metrics_serverapp[number] = found
+        return result
+
+    def configure_train(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """Open a round: a message for each node that is here, with its task and the files that it lacks."""
+        settings = self.federation.aggregator.settings
+        # The first round of a process waits for all, later ones for as many as a round needs.
+        enough = len(settings.names) if self._everyone else settings.quorum
+        self.roster.gather(grid, enough=enough, wait=self._wait)
+        self._everyone = False
+        tasks = self.federation.open()
+        self._asked = []
+        student = digest(dump_arrays(self.federation.student, {}))
+        for index, identity in sorted(self.roster.ids.items()):
+            task = tasks[index]
+            # Who has evaluated the student has it.
+            content = pack_task(task, arrays=task.broadcast != "weights" or self._holds.get(index) != student)
+            letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes()), "student": student}
+            self._asked.append((index, self._message(index, identity, MessageType.TRAIN, content, letter)))
+        return [message for _, message in self._asked]
+
+    def aggregate_train(
+        self,
+        server_round: int,
+        replies: Iterable[Message],
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """Take the frames, close the round, combine and distil; give the student."""
+        names, asked = self.federation.names, {index for index, _ in self._asked}
+        absent = {index: "not connected" for index in range(len(names)) if index not in asked}
+        answered = set()
+        for index, reply in self._recognized(replies):
+            answered.add(index)
+            try:
+                if reply.has_error():
+                    raise ProtocolError(explain(reply.error))
+                self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
+            except FpldError as error:
+                absent[index] = str(error)
+                self._forget(index)
+                self.federation.report(f"{names[index]}: {error}")
+        for index in asked - answered:
+            absent[index] = f"late: no answer within {self._deadline or math.inf:g} s"
+            self._forget(index)
+        combined = self.federation.close([f"{names[index]}: {why}" for index, why in absent.items()])
+        metrics = MetricRecord({"nodes": len(combined.nodes), "bandwidth_upper": combined.upper})
+        return arrays_record(self.federation.student), metrics
+
+    def configure_evaluate(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> list[Message]:
+        """Ask the nodes that are here what the student is worth on their held-out texts."""
+        online = set(grid.get_node_ids())
+        body = {"kind": "evaluate", "round": server_round, "student": digest(dump_arrays(self.federation.student, {}))}
+        self._asked = []
+        for index, identity in sorted(self.roster.ids.items()):
+            if identity in online:
+                content = RecordDict({"student": arrays})
+                self._asked.append((index, self._message(index, identity, MessageType.EVALUATE, content, body)))
+        return [message for _, message in self._asked]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
+        """Take the losses; write trace and checkpoint."""
+        names = self.federation.names
+        losses: list[float | None] = [None] * len(names)
+        tokens = size = 0
+        student = digest(dump_arrays(self.federation.student, {}))
+        for index, reply in self._recognized(replies):
+            try:
+                if reply.has_error():
+                    raise ProtocolError(explain(reply.error))
+                letter = Letter.parse(unpack(reply.content, "letter", LETTER))
+                losses[index], count, text = _evaluated(letter, self._keys.get(index, b""), server_round)
+                tokens, size = tokens + count, size + text
+                self._holds[index] = student
+            except FpldError as error:
+                self._forget(index)
+                self.federation.report(f"{names[index]} did not evaluate the student: {error}")
+        line = self.federation.finish(Heldout(losses, size / tokens if tokens else None))
+        loss = line["heldout_loss"]
+        return MetricRecord({"kl": line["kl"]} if loss is None else {"kl": line["kl"], "heldout_loss": loss})
+
+    def summary(self) -> None:
+        """Say what is about to happen."""
+        names, config = self.federation.names, self.federation.config
+        done = self.federation.aggregator.round
+        after = f", of which {done} are done" if done else ""
+        self.federation.report(f"{config.run.rounds} rounds{after}; {len(names)} nodes: {', '.join(names)}")
+
+    def _forget(self, index: int) -> None:
+        """Take nothing for granted about a node that failed: it is asked who it is, and gets all that it needs."""
+        self.roster.forget(index)
+        self._holds.pop(index, None)
+
+    def _message(self, index: int, identity: int, kind: str, content: RecordDict, body: Mapping[str, Any]) -> Message:
+        assignment = self._assignments[index]
+        letter = {**body, "session": self.session.hex(), "assignment": assignment.model_dump()}
+        sealed = write_letter(self._keys.get(index, b""), letter)
+        content["letter"] = ArrayRecord({"data": bytes_array(sealed, LETTER)})
+        lacking = assignment.files.digests() & set(self.roster.missing.get(index, []))
+        pack_files(content, {name: self._files[name] for name in sorted(lacking)})
+        return Message(content, identity, kind, ttl=self._deadline)
+
+    def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
+        """Give each reply with the number of the node that was asked, once; others are passed over."""
+        open_ = dict(self._asked)
+        for reply in replies:
+            for index, message in list(open_.items()):
+                if message.metadata.message_id == reply.metadata.reply_to_message_id:
+                    del open_[index]
+                    if not reply.has_error():  # it has what was sent along
+                        self.roster.missing[index] = []
+                    yield index, reply
+
+
+def _evaluated(letter: Letter, key: bytes, round: int) -> tuple[float, int, int]:
+    body = letter.check(key, "evaluated")
+    loss, tokens, size = body.get("loss"), body.get("tokens"), body.get("bytes")
+    if body.get("round") != round:
+        raise ProtocolError(f"its losses are of round {body.get('round')}")
+    if not isinstance(loss, float) or not math.isfinite(loss):
+        raise ProtocolError(f"its loss must be a number, got {loss!r}")
+    for count in (tokens, size):
+        if not isinstance(count, int) or not 0 < count < 2**40:
+            raise ProtocolError(f"its text's size must be a positive number, got {count!r}")
+    return loss, int(str(tokens)), int(str(size))

@@ -1,0 +1,82 @@
+"""Who does not get as far as the app: the SuperLink turns them away. Real processes, and one node that is let in."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fpld.engines.flower.aggregator import Start, _register, _superlink
+from fpld.engines.flower.certs import make_certificates
+from fpld.engines.flower.home import Invitation, init_node
+from fpld.engines.flower.processes import Child, LaunchError, check_port, free_port, wait_ready
+from fpld.errors import InputError
+from tests.flower.conftest import Deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+def supernode(home: Path, address: str, *security: str) -> Child:
+    command = ["flower-supernode", "--superlink", address, "--port", str(free_port()), "--max-retries", "2"]
+    return Child([*command, *security], home / "supernode.log", home / "flower")
+
+
+def tls(home: Path) -> Sequence[str]:
+    return "--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(home / "auth.key")
+
+
+def test_plaintext_unregistered_and_wrong_authority_are_turned_away(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    deployment = Deployment(tmp_path, [("wait = 0.2", f'wait = 0.2\naddress = "{address}"')], address=address)
+    nodes = tmp_path / "nodes"
+    make_certificates(tmp_path / "other", address, ["127.0.0.1"], days=1)
+    for name, federation in (("stranger", "certs"), ("misled", "other")):
+        init_node(nodes / name, name, Invitation.read(tmp_path / federation / "federation.toml"), 'data = "."')
+    shutil.copy(nodes / "east/auth.key", nodes / "misled/auth.key")  # the right key, but another authority
+    flower = tmp_path / "flower"
+    (flower / "keys").mkdir(parents=True)
+    start = Start(deployment.config, deployment.file, flower, None, insecure=False)
+    with _superlink(start, flower, lambda _: None):
+        _register(start, flower, lambda _: None)
+        children = {
+            "north": supernode(nodes / "north", address, *tls(nodes / "north")),
+            "plaintext": supernode(nodes / "south", address, "--insecure"),
+            "keyless": supernode(nodes / "east", address, "--root-certificates", str(nodes / "east/ca.pem")),
+            "stranger": supernode(nodes / "stranger", address, *tls(nodes / "stranger")),
+            "misled": supernode(nodes / "misled", address, *tls(nodes / "misled")),
+        }
+        try:
+            end = time.monotonic() + 90
+            while any(child.alive for name, child in children.items() if name != "north") and time.monotonic() < end:
+                time.sleep(0.2)
+            assert children["north"].alive
+            assert "SuperNode ID" in children["north"].log.read_text()
+            for name in ("plaintext", "keyless", "stranger", "misled"):
+                assert not children[name].alive, name
+                assert children[name].process.returncode != 0, name
+                assert "SuperNode ID" not in children[name].log.read_text(), name
+                assert "SuperLink" in children[name].last_words(), name
+        finally:
+            for child in children.values():
+                child.stop()
+
+
+def test_what_does_not_start_is_said_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="flower-superlink stopped at once"):
+        wait_ready(
+            Child(["flower-superlink", "--port", "1", "--no-such-flag"], tmp_path / "log", tmp_path),
+            "http://127.0.0.1:1/health",
+            None,
+        )
+    with pytest.raises(LaunchError, match=r"cannot listen at 203\.0\.113\.1:80"):
+        check_port("203.0.113.1", 80)
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs/ca.pem").write_text("")
+    with pytest.raises(InputError, match=r"must hold all of ca\.pem, server\.pem and server\.key, or none"):
+        make_certificates(tmp_path / "certs", "a:1", ["a"], days=1)

@@ -1,0 +1,58 @@
+"""The same configuration gives the same trace and the same student over Flower as on one machine, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fpld.federation.run import run
+from tests.flower.conftest import NAMES, Deployment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VARIANTS = {
+    "weights": [],
+    "logits and own models": [
+        (
+            'name = "south"',
+            'name = "south"\nstudent = {kind = "ngram", order = 1, buckets = 512}',
+        ),
+        ("[baselines]", '[combine]\nbroadcast = "logits"\n\n[baselines]'),
+        ("rounds = 3", "rounds = 2"),
+    ],
+    "refinement": [("bits = 1.5", "bits = 4.0"), ("[baselines]", '[codec]\nagainst = "own"\n\n[baselines]')],
+    "predictive, adaptive": [
+        (
+            "[baselines]",
+            '[codec]\nname = "predictive"\n\n[budget]\ntotal = 3.0\nestimator = "distortion"\n\n[baselines]',
+        ),
+        ("rounds = 3", "rounds = 2"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] * ("predictive" in name)) for name in VARIANTS]
+)
+def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path, VARIANTS[variant])
+    local = run(deployment.config, deployment.text, tmp_path / "local", resume=False, report=lambda _: None)
+    grid = deployment.grid()
+    flower = deployment.serve(grid)
+    assert deployment.trace("flower") == deployment.trace("local")
+    assert (tmp_path / "flower/student.safetensors").read_bytes() == (
+        tmp_path / "local/student.safetensors"
+    ).read_bytes()
+    assert flower == [row for row in local if row["method"] == "fpld"]
+    # One message to train and one to evaluate for each node and round, one to join.
+    rounds = deployment.config.run.rounds
+    for kind, count in (("query.join", 1), ("train", rounds), ("evaluate", rounds)):
+        assert sum(found == kind for _, found, _ in grid.sent) == 3 * count
+    assert json.loads((tmp_path / "flower/status.json").read_text()) == {"state": "done"}
+    # The public files travel once, and so does each student: to be evaluated, and the next round has it.
+    first, second = [size for name, kind, size in grid.sent if kind == "train" and name == NAMES[0]][:2]
+    files = sum((tmp_path / "flower" / name).stat().st_size for name in ("base-0.safetensors", "probe.json"))
+    assert second < first - (0 if "logits" in variant or "predictive" in variant else files)

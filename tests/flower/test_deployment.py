@@ -1,0 +1,177 @@
+"""A real deployment on loopback: SuperLink with TLS and node authentication, SuperNodes in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fpld.engines.flower.processes import free_port
+from fpld.federation.run import run
+from tests.flower.conftest import NAMES, Deployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+
+
+class Machines:
+    """The programs of a deployment, all in a home and a folder for temporary files of their own."""
+
+    def __init__(self, folder: Path, *changes: tuple[str, str]) -> None:
+        address = f"127.0.0.1:{free_port()}"
+        changes += (("wait = 0.2", f'wait = 90.0\naddress = "{address}"'),)
+        self.folder, self.deployment = folder, Deployment(folder, changes, address=address)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        for name in ("home", "temporary"):
+            (folder / name).mkdir()
+
+    def start(self, name: str, *arguments: object) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "temporary")}
+        with (self.folder / f"{name}.out").open("ab") as output:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", "fpld", *map(str, arguments)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        return self.running[name]
+
+    def node(self, name: str) -> None:
+        self.start(name, "node", self.folder / "nodes" / name / "node.toml")
+
+    def aggregator(self, *more: str) -> None:
+        self.start("aggregator", "aggregator", self.deployment.file, "--out", self.folder / "flower", *more)
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.out").read_text()
+
+    def wait_for(self, what: Callable[[], object], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end, {name: self.said(name)[-3000:] for name in self.running}
+            time.sleep(0.1)
+
+    def processes(self, *, holding: str = "") -> list[int]:
+        """Find all processes of this deployment by their environment, wherever they hang in the tree."""
+        mark, found = f"HOME={self.folder}/home".encode(), []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                identity = int(entry.name)
+                if mark in (entry / "environ").read_bytes() and holding.encode() in (entry / "cmdline").read_bytes():
+                    found.append(identity)
+        return found
+
+    def end(self, name: str) -> int:
+        self.running[name].terminate()
+        return self.running.pop(name).wait(40)
+
+    def clean_up(self) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            process.wait(40)
+        self.wait_for(lambda: not self.processes(), 20)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
+    made: list[Machines] = []
+
+    def make(*changes: tuple[str, str]) -> Machines:
+        made.append(Machines(tmp_path, *changes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        for identity in each.processes():  # only if a test has failed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(identity, signal.SIGKILL)
+
+
+def rounds(machines: Machines) -> list[dict[str, Any]]:
+    file = machines.folder / "flower/fpld/trace.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machines]) -> None:
+    """Two rounds with all; then a node is killed while it trains; the others go on, and it returns."""
+    some = machines(
+        ("rounds = 3", "rounds = 7\nquorum = 2\ndeadline = 90.0"), ("[local]\nsteps = 25", "[local]\nsteps = 2500")
+    )
+    some.aggregator()
+    some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
+    for name in NAMES:
+        some.node(name)
+    log = some.folder / "nodes/south/log.txt"
+    some.wait_for(lambda: log.exists() and "round 3: training" in log.read_text(), 150)
+    os.killpg(some.running["south"].pid, signal.SIGKILL)
+    some.running.pop("south").wait()
+    some.wait_for(lambda: not some.processes(holding="nodes/south"), 10)  # what it had started has gone with it
+    assert "round 3: sending" not in log.read_text()
+    some.node("south")
+    assert some.running["aggregator"].wait(240) == 0, some.said("aggregator")
+    lines = rounds(some)
+    assert [line["round"] for line in lines] == list(range(1, 8))
+    assert [line["nodes"] for line in lines[:3]] == [list(NAMES), list(NAMES), ["north", "east"]]
+    assert lines[2]["absent"] == ["south: connection lost (its SuperNode stopped or died)"]
+    assert lines[6]["nodes"] == list(NAMES), lines
+    some.running.pop("aggregator")
+    assert [some.end(name) for name in NAMES] == [0, 0, 0]
+    some.clean_up()
+    assert list((some.folder / "home").iterdir()) == []
+    assert list((some.folder / "temporary").iterdir()) == []
+
+
+def test_aggregator_and_superlink_may_die_and_nothing_is_counted_twice(machines: Callable[..., Machines]) -> None:
+    """The result is that of an undisturbed run on one machine, bit for bit."""
+    some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
+    run(some.deployment.config, some.deployment.text, some.folder / "local", resume=False, report=lambda _: None)
+    some.aggregator()
+    some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
+    for name in NAMES:
+        some.node(name)
+    log = some.folder / "nodes/east/log.txt"
+    some.wait_for(lambda: log.exists() and "round 2: training" in log.read_text(), 150)
+    aggregator = some.running.pop("aggregator")
+    aggregator.kill()
+    aggregator.wait()
+    some.wait_for(lambda: not some.processes(holding=str(some.folder / "flower")), 20)
+    assert [line["round"] for line in rounds(some)] == [1]
+    some.aggregator("--resume")
+    some.wait_for(lambda: "round 3: training" in log.read_text(), 150)
+    for identity in some.processes(holding="flower-superlink"):
+        os.kill(identity, signal.SIGKILL)
+    assert some.running.pop("aggregator").wait(150) == 0, some.said("aggregator")
+    assert "flower-superlink stopped" in some.said("aggregator")
+    assert some.deployment.trace("flower") == some.deployment.trace("local")
+    one, two = (some.folder / engine / "student.safetensors" for engine in ("local", "flower"))
+    assert one.read_bytes() == two.read_bytes()
+    some.clean_up()
+
+
+def test_a_stop_is_clean_and_without_tls_it_must_be_said(machines: Callable[..., Machines]) -> None:
+    """An aggregator that is told to stop ends all that it started; then a trial with --insecure at both ends."""
+    some = machines(("rounds = 3", "rounds = 1"))
+    some.aggregator()
+    some.wait_for(lambda: "admitted" in some.said("aggregator"), 120)
+    assert some.end("aggregator") == 128 + signal.SIGTERM
+    assert some.said("aggregator").endswith("stopped; --resume goes on from the last closed round\n")
+    some.wait_for(lambda: not some.processes(), 20)
+    some.start("aggregator", "aggregator", some.deployment.file, "--out", some.folder / "flower/insecure", "--insecure")
+    for name in NAMES:
+        some.start(name, "node", some.folder / "nodes" / name / "node.toml", "--insecure")
+    assert some.running.pop("aggregator").wait(180) == 0, some.said("aggregator")
+    assert "INSECURE: no TLS and no node authentication" in some.said("aggregator")
+    assert json.loads((some.folder / "flower/insecure/trace.jsonl").read_text())["nodes"] == list(NAMES)
+    some.clean_up()

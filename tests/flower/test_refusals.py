@@ -1,0 +1,387 @@
+"""What must be refused, each by name and reason, while the others go on: frames, nodes, tasks, files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+
+from fpld.data import ByteTokenizer, ProbeSet
+from fpld.engines.flower import duties
+from fpld.engines.flower.assignment import Assignment, assignments
+from fpld.engines.flower.home import open_home
+from fpld.engines.flower.identity import Letter, PublicKeys, make_node_keys, run_secret, write_letter
+from fpld.engines.flower.mods import budget_guard
+from fpld.engines.flower.payload import FRAME, LETTER, TASK, pack, pack_task, record_arrays, unpack, unpack_task
+from fpld.engines.flower.server import serve
+from fpld.errors import BudgetError, InputError, ProtocolError, QuorumError
+from fpld.federation.prepare import prepare_public
+from fpld.federation.store import RunFolder
+from fpld.protocol import Task
+from fpld.protocol.messages import digest
+from fpld.registry import codecs
+from fpld.types import Plan
+from fpld.wire import HEADER, seal
+from tests.flower.conftest import Deployment, InProcessGrid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUORUM = ("rounds = 3", "rounds = 2\nquorum = 2")
+
+
+@pytest.fixture
+def two_of_three(tmp_path: Path) -> Deployment:
+    return Deployment(tmp_path, [QUORUM])
+
+
+def frame_of(reply: Message) -> bytes | None:
+    if reply.has_error() or reply.metadata.message_type != "train":
+        return None
+    return unpack(reply.content, "frame", FRAME)
+
+
+def with_frame(reply: Message, frame: bytes) -> Message:
+    reply.content = pack(frame=(frame, FRAME))
+    return reply
+
+
+def refused(deployment: Deployment, grid: InProcessGrid, out: str = "flower") -> list[list[str]]:
+    deployment.serve(grid, out)
+    return [line["refused"] for line in deployment.trace(out)]
+
+
+def test_an_altered_frame(two_of_three: Deployment) -> None:
+    grid = two_of_three.grid()
+
+    def alter(file: Path, reply: Message) -> Message:
+        frame = frame_of(reply)
+        if frame is None or file.parent.name != "south":
+            return reply
+        altered = bytearray(frame)
+        altered[HEADER.size + 7] ^= 4
+        return with_frame(reply, bytes(altered))
+
+    grid.tamper = alter
+    for lines in refused(two_of_three, grid):
+        assert len(lines) == 1
+        assert lines[0].startswith(
+            "south: frame's checksum does not match: the frame was altered, or made with another"
+        )
+    assert two_of_three.trace()[1]["nodes"] == ["north", "east"]
+
+
+def test_an_altered_frame_with_the_checksum_made_right_again(two_of_three: Deployment) -> None:
+    """Whoever sits on the wire can compute a checksum, but not the tag of a key that never left the node."""
+    grid = two_of_three.grid()
+    tasks: dict[str, Task] = {}
+    push = grid.push_messages
+
+    def listen(messages: Any) -> Any:
+        seen = list(messages)
+        for message in seen:
+            if message.metadata.message_type == "train":
+                tasks[str(message.metadata.dst_node_id)] = unpack_task(message.content)
+        return push(seen)
+
+    grid.push_messages = listen  # type: ignore[method-assign]
+
+    def forge(file: Path, reply: Message) -> Message:
+        if frame_of(reply) is None or file.parent.name != "south":
+            return reply
+        plan = tasks["102"].plan
+        codec = codecs.get("uniform")
+        logits = np.zeros(plan.shape, np.float32)
+        return with_frame(reply, seal(codec.encode(logits, plan), plan, codec.code))
+
+    grid.tamper = forge
+    assert all("checksum does not match" in lines[0] for lines in refused(two_of_three, grid))
+
+
+def test_a_replayed_frame_and_one_of_another_run(two_of_three: Deployment) -> None:
+    """Round 1's frame in round 2; then the frames of a whole run in another one with the same configuration."""
+    kept: dict[tuple[str, str], bytes] = {}
+    grid = two_of_three.grid()
+
+    def replay(file: Path, reply: Message) -> Message:
+        frame = frame_of(reply)
+        if frame is None:
+            return reply
+        count = sum(name == file.parent.name for name, _ in kept)
+        kept[file.parent.name, str(count)] = frame
+        return with_frame(reply, kept["south", "0"]) if file.parent.name == "south" else reply
+
+    grid.tamper = replay
+    assert refused(two_of_three, grid) == [[], ["south: frame's round must be 2, got 1"]]
+    again = two_of_three.grid()
+
+    def foreign(file: Path, reply: Message) -> Message:
+        return (
+            reply if frame_of(reply) is None or file.parent.name != "south" else with_frame(reply, kept["south", "0"])
+        )
+
+    again.tamper = foreign
+    first = refused(two_of_three, again, "another")[0]
+    # Same seed, so the same run id in the header: it is the run's own secret that tells them apart.
+    assert first == ["south: frame's checksum does not match: the frame was altered, or made with another key"]
+
+
+def test_an_over_budget_frame_at_both_ends(two_of_three: Deployment) -> None:
+    grid = two_of_three.grid()
+
+    def fatten(file: Path, reply: Message) -> Message:
+        frame = frame_of(reply)
+        return reply if frame is None or file.parent.name != "north" else with_frame(reply, frame + bytes(1))
+
+    grid.tamper = fatten
+    assert all("bytes under this plan's budget, got" in lines[0] for lines in refused(two_of_three, grid))
+    plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=4, vocab=4, bits=8.0)
+    message = Message(pack_task(Task(plan, "uniform")), 1, "train")
+    context = Context(1, 1, {}, RecordDict(), {})
+    for content in (pack(frame=(bytes(109), FRAME)), pack(frame=(bytes(108), FRAME), more=(b"text", FRAME))):
+        with pytest.raises(BudgetError, match=r"one frame of at most 108 bytes, got .* nothing was sent"):
+            budget_guard(message, context, lambda m, _c, content=content: Message(content, reply_to=m))  # type: ignore[misc]
+    assert budget_guard(
+        message, context, lambda m, _c: Message(pack(frame=(bytes(108), FRAME)), reply_to=m)
+    ).has_content()
+
+
+def test_a_site_with_a_limit_of_its_own(two_of_three: Deployment) -> None:
+    file = two_of_three.node_files[1]
+    file.write_text(file.read_text() + "\nmost_bytes = 1000\n")
+    two_of_three.serve(two_of_three.grid())
+    assert "this node sends at most 1000 (most_bytes in its file)" in two_of_three.trace()[0]["absent"][0]
+
+
+def test_an_unregistered_key_under_a_registered_name(two_of_three: Deployment) -> None:
+    home = two_of_three.node_files[2].parent
+    for secret in ("auth.key", "mac.key", "south.pub"):
+        (home / secret).unlink()
+    make_node_keys(home, "south")
+    two_of_three.serve(two_of_three.grid())
+    turned = "a node was turned away: a letter's tag does not match: it was altered, or made with another key"
+    assert turned in two_of_three.log()
+    for line in two_of_three.trace():
+        assert line["nodes"] == ["north", "east"]
+        assert line["absent"] == ["south: not connected"]
+
+
+def test_a_name_that_is_not_of_the_federation_and_an_old_answer(two_of_three: Deployment) -> None:
+    file = two_of_three.node_files[2]
+    file.write_text(file.read_text().replace("'south'", "'west'"))
+    two_of_three.serve(two_of_three.grid())
+    assert "a node was turned away: 'west' is not a node of this federation" in two_of_three.log()
+    file.write_text(file.read_text().replace("'west'", "'south'"))
+    grid = two_of_three.grid()
+    old: dict[str, bytes] = {}
+
+    def replay(file: Path, reply: Message) -> Message:
+        if reply.metadata.message_type == "query.join" and file.parent.name == "south":
+            letter = old.setdefault("letter", unpack(reply.content, "letter", LETTER))
+            reply.content = pack(letter=(letter, LETTER))
+        return reply
+
+    grid.tamper = replay
+    two_of_three.serve(grid, "one")
+    assert two_of_three.trace("one")[0]["nodes"] == ["north", "east", "south"]
+    RunFolder(two_of_three.folder / "two").write(
+        "session.json", (two_of_three.folder / "one/session.json").read_bytes()
+    )
+    with pytest.raises(QuorumError):  # a run of its own would have a session of its own
+        two_of_three.serve(grid, "two")
+    assert "a node was turned away: south: its answer is to another question" in two_of_three.log("two")
+
+
+@pytest.mark.parametrize("what", ["probe", "tokenizer"])
+def test_a_site_that_insists_on_another_probe_set_or_tokenizer(what: str, two_of_three: Deployment) -> None:
+    file = two_of_three.node_files[0]
+    file.write_text(file.read_text() + f'\n{what} = "{"ab" * 32}"\n')
+    two_of_three.serve(two_of_three.grid())
+    reason = two_of_three.trace()[0]["absent"][0]
+    assert reason.startswith(f"north: failed: the run's {'probe set' if what == 'probe' else what} is ")
+    assert "ab" * 32 in reason
+
+
+def order(deployment: Deployment, **changes: Any) -> tuple[dict[str, Any], Task, dict[str, bytes], bytes]:
+    """What an aggregator sends to north in round 1: the letter's body, the task, the files, and the key."""
+    store = RunFolder(deployment.folder / "made")
+    public = prepare_public(deployment.config, store, lambda _: None)
+    given, files = assignments(deployment.config, store)
+    session = bytes(range(32))
+    key = open_home(deployment.node_files[0]).secret(session)
+    plan = Plan(
+        run_key=bytes(16), round=1, node=0, probe=bytes.fromhex(public.probe.digest),
+        contexts=public.probe.contexts, vocab=public.vocab, bits=400.0,
+    )  # fmt: skip
+    task = Task(plan, "uniform")
+    body = {"kind": "train", "round": 1, "task": digest(task.to_bytes()), "session": session.hex()}
+    return {**body, "assignment": given[0].model_dump(), **changes}, task, files, key
+
+
+def renamed(files: dict[str, bytes], body: dict[str, Any], name: str, content: bytes) -> dict[str, bytes]:
+    """Put another file in the place of one, with the digest that it has."""
+    body["assignment"]["files"][name] = hashlib.sha256(content).hexdigest()
+    return {**files, hashlib.sha256(content).hexdigest(): content}
+
+
+def needed(body: dict[str, Any], files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: files[name] for name in set(body["assignment"]["files"].values())}
+
+
+def test_another_tokenizer_or_vocabulary_than_the_probe_sets(deployment: Deployment, tmp_path: Path) -> None:
+    home = open_home(deployment.node_files[0])
+    body, task, files, key = order(deployment)
+    ProbeSet(np.zeros((2, 4), np.int32), 256, "cd" * 32).save(tmp_path / "probe")
+    wrong = renamed(files, body, "probe", (tmp_path / "probe").read_bytes())
+    with pytest.raises(
+        ProtocolError, match=f"the run's tokenizer is {ByteTokenizer().digest}, the probe set's is cdcd"
+    ):
+        duties.train(home, write_letter(key, body), task, needed(body, wrong))
+    ProbeSet(np.zeros((2, 4), np.int32), 999, ByteTokenizer().digest).save(tmp_path / "probe")
+    wrong = renamed(files, body, "probe", (tmp_path / "probe").read_bytes())
+    with pytest.raises(ProtocolError, match="vocabulary is 256, the probe set's is 999"):
+        duties.train(home, write_letter(key, body), task, needed(body, wrong))
+    assert not (home.folder / "runs").exists()
+
+
+def test_a_task_for_another_probe_set(deployment: Deployment) -> None:
+    home = open_home(deployment.node_files[0])
+    body, task, files, key = order(deployment)
+    other = replace(task, plan=replace(task.plan, probe=bytes(32)))
+    body["task"] = digest(other.to_bytes())
+    with pytest.raises(ProtocolError, match=f"the task's probe set is {'0' * 64}, this node's is [1-9a-f]"):
+        duties.train(home, write_letter(key, body), other, needed(body, files))
+
+
+def test_orders_that_are_not_of_this_aggregator_or_not_whole(deployment: Deployment) -> None:
+    home = open_home(deployment.node_files[0])
+    body, task, files, key = order(deployment)
+    cases: list[tuple[bytes, dict[str, Any], Task, str]] = [
+        (bytes(32), body, task, "made with another key"),
+        (key, {**body, "kind": "evaluate"}, task, "a letter of kind 'train' must come here"),
+        (key, body, replace(task, codec="float32"), "not the one that the aggregator's letter names"),
+        (key, {**body, "session": "../../etc"}, task, "64 hexadecimal digits"),
+        (key, {**body, "assignment": {**body["assignment"], "path": "/etc"}}, task, "these are not: path"),
+        (key, {**body, "assignment": {**body["assignment"], "name": "east"}}, task, "for 'east', this is 'north'"),
+    ]
+    for secret, changed, given, message in cases:
+        with pytest.raises((ProtocolError, InputError), match=message):
+            duties.train(home, write_letter(secret, changed), given, needed(body, files))
+    bad = {name: content + b" " for name, content in needed(body, files).items()}
+    with pytest.raises(ProtocolError, match="a file was sent whose content is not"):
+        duties.train(home, write_letter(key, body), task, bad)
+    assert not (home.folder / "runs").exists()
+
+
+def test_a_node_that_does_not_answer_and_one_that_crashes(two_of_three: Deployment) -> None:
+    grid = two_of_three.grid()
+    text = two_of_three.folder / "texts/east"
+    text.rename(text.with_name("gone"))
+    two_of_three.serve(grid)
+    reason = f"east: failed: {text} does not exist: give the path of an existing file or folder"
+    assert [line["absent"] for line in two_of_three.trace()] == [[reason], [reason]]
+    assert json.loads((two_of_three.folder / "flower/status.json").read_text()) == {"state": "done"}
+
+
+def test_silence_ends_with_the_deadline(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2\nquorum = 2\ndeadline = 1.5")])
+    grid = deployment.grid()
+    quiet = {"train": 1}
+
+    def silent(file: Path, reply: Message) -> Message | None:
+        kind = reply.metadata.message_type
+        if file.parent.name == "north" and quiet.get(kind, 0) > 0:
+            quiet[kind] -= 1
+            return None
+        return reply
+
+    grid.tamper = silent
+    deployment.serve(grid)
+    assert [line["absent"] for line in deployment.trace()] == [["north: late: no answer within 1.5 s"], []]
+
+
+def test_below_the_quorum_the_run_stops_and_can_be_resumed(deployment: Deployment) -> None:
+    """It goes on from the last closed round, and ends as if nothing had been."""
+    undisturbed = deployment.serve(deployment.grid(), "undisturbed")
+    grid = deployment.grid()
+    push = grid.push_messages
+    kinds: list[str] = []
+
+    def lose(messages: Any) -> Any:
+        seen = list(messages)
+        kinds.extend(message.metadata.message_type for message in seen)
+        if kinds.count("train") > 3:  # in round 2
+            grid.offline.add(101)
+            seen = [message for message in seen if message.metadata.dst_node_id != 101]
+        return push(seen)
+
+    grid.push_messages = lose  # type: ignore[method-assign]
+    with pytest.raises(QuorumError, match="2 of 3 nodes answered, the quorum is 3; missing: east"):
+        deployment.serve(grid)
+    assert json.loads((deployment.folder / "flower/status.json").read_text())["state"] == "failed"
+    assert deployment.serve(deployment.grid()) == undisturbed
+    assert deployment.trace() == deployment.trace("undisturbed")
+
+
+def test_two_aggregators_on_one_folder(deployment: Deployment) -> None:
+    with RunFolder(deployment.folder / "flower").lock(), pytest.raises(InputError, match="in use by another run"):
+        deployment.serve(deployment.grid())
+
+
+def test_payloads_of_other_types_are_refused(deployment: Deployment) -> None:
+    plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=4, vocab=4, bits=8.0)
+    content = pack_task(Task(plan, "uniform", arrays={"a": np.ones((2, 3), np.float32)}, broadcast="weights"))
+    assert (
+        unpack_task(content).to_bytes()
+        == Task(plan, "uniform", arrays={"a": np.ones((2, 3), np.float32)}, broadcast="weights").to_bytes()
+    )
+    pickled = RecordDict({"task": ArrayRecord({"data": Array(np.ones(3))})})
+    with pytest.raises(ProtocolError, match=r"bytes of type fpld\.task/1 must come here, got numpy\.ndarray"):
+        unpack(pickled, "task", TASK)
+    lying = ArrayRecord({"a": Array("float32", (1 << 20, 1 << 20), "fpld.array/1", bytes(8))})
+    with pytest.raises(ProtocolError, match="8 bytes do not fit the shape"):
+        record_arrays(lying)
+    for data in (b"", bytes(32) + b"[]", bytes(32) + b"{", bytes((1 << 20) + 1), bytes(32) + b"[" * 100_000):
+        with pytest.raises(ProtocolError, match="a letter must"):
+            Letter.parse(data)
+    with pytest.raises(ProtocolError, match="these are not: name"):
+        Assignment.parse({**order(deployment)[0]["assignment"], "name": "../south"})
+
+
+def test_both_ends_derive_the_same_secret_and_no_other(deployment: Deployment) -> None:
+    session = bytes(32)
+    keys = deployment.folder / "keys"
+    own = deployment.folder / "certs/aggregator.key"
+    north = run_secret(own, PublicKeys.read(keys / "north.pub").mac, session, "north")
+    assert north == open_home(deployment.node_files[0]).secret(session)
+    others = [
+        run_secret(own, PublicKeys.read(keys / "east.pub").mac, session, "north"),
+        run_secret(own, PublicKeys.read(keys / "north.pub").mac, session, "east"),
+        run_secret(own, PublicKeys.read(keys / "north.pub").mac, bytes(31) + b"1", "north"),
+    ]
+    assert len({north, *others}) == 4
+    (keys / "north.pub").write_text("ssh-rsa AAAA north\n")
+    with pytest.raises(InputError, match=r"north\.pub must hold the two lines"):
+        serve(deployment.grid(), deployment.config, deployment.text, deployment.folder / "none")
+
+
+def test_a_node_that_lost_its_disk_gets_all_that_it_needs_again(two_of_three: Deployment) -> None:
+    grid = two_of_three.grid()
+
+    def lose(file: Path, reply: Message) -> Message:
+        if reply.metadata.message_type == "evaluate" and file.parent.name == "east":
+            shutil.rmtree(file.parent / "runs")
+            shutil.rmtree(file.parent / "files")
+        return reply
+
+    grid.tamper = lose
+    two_of_three.file.write_text(two_of_three.text.replace("rounds = 2", "rounds = 4"))
+    two_of_three.serve(grid)
+    reason = "east: failed: the student of the last round is not here: send it along"
+    assert [line["absent"] for line in two_of_three.trace()] == [[], [reason], [], [reason]]
