@@ -15,6 +15,7 @@ from fpld import students
 from fpld.errors import InputError, QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import base_file, student_options
+from fpld.federation.progress import Progress
 from fpld.federation.site import Site
 from fpld.federation.store import RunFolder
 from fpld.protocol import Aggregator, Budget, Settings
@@ -110,6 +111,8 @@ class Federation:
         self.config, self.run, self.prepared, self.name = config, run, prepared, name
         self.store = RunFolder(run.path / name)
         self.aggregator = Aggregator(settings(config, prepared))
+        names = self.aggregator.settings.names
+        self.progress = Progress(self.store, names, config.run.rounds, config.run.deadline)
         self.trace: list[dict[str, Any]] = []
         self.student: Arrays = students.read_state(run.path / base_file(config, None))
         self.target: np.ndarray[Any, Any] | None = None
@@ -137,6 +140,7 @@ class Federation:
         else:
             tasks = self.aggregator.open("logits", {"logits": self.target}, prior)
         round = self.aggregator.round
+        self.progress.open(round, [bits / self.prepared.vocab for bits in self.aggregator.bits])
         report(f"round {round}: local training at {len(tasks)} nodes")
         absent = self._collect(pool, tasks, report)
         try:
@@ -144,19 +148,23 @@ class Federation:
         except QuorumError as error:
             raise QuorumError("; ".join([str(error), *absent])) from None
         clock.lap("local")
+        self.progress.phase("combining")
         report(f"round {round}: decoding and combining")
         combined = self.aggregator.combine()
         clock.lap("combine")
+        self.progress.phase("distilling")
         report(f"round {round}: distilling the student")
         self.student, divergence = pool.submit(jobs.distill, *self._distillation(combined.target)).result()
         self.target = None if weights else combined.target  # m * V numbers: kept only to be sent
         clock.lap("distill")
+        self.progress.phase("evaluating")
         losses = pool.submit(jobs.evaluate, *evaluation(self.config, self.run, self.student)).result()
         clock.lap("evaluate")
         line = self._line(combined, divergence, losses, clock.laps) | {"absent": absent}
         self.aggregator.distilled()
         self.trace.append(line)
         self._checkpoint()
+        self.progress.phase("closed")
         return line
 
     def _prior(self, pool: Executor) -> np.ndarray[Any, np.dtype[np.int16]] | None:
@@ -175,23 +183,29 @@ class Federation:
         absent = [f"{names[node]}: still busy with an earlier round" for node in tasks if node in self._busy]
         futures = {}
         for node, task in tasks.items():
-            if node not in self._busy:  # a node does one thing at a time
+            if node in self._busy:  # a node does one thing at a time
+                self.progress.node(node, "busy", "still busy with an earlier round")
+            else:
                 futures[pool.submit(jobs.node_round, str(self._folders[node]), task.to_bytes())] = node
         try:
             for future in as_completed(futures, timeout=self.config.run.deadline):
                 node = futures[future]
                 try:
-                    receipt = self.aggregator.frame(node, future.result())
+                    frame = future.result()
+                    receipt = self.aggregator.frame(node, frame)
                 except Exception as error:  # whatever stops a node, the others go on
                     absent.append(f"{names[node]}: failed: {error}")
+                    self.progress.node(node, "failed", str(error))
                     report(f"round {round}: {absent[-1]}")
                     continue
+                self.progress.node(node, receipt.verdict, receipt.reason, sent=len(frame))
                 left = len(self.aggregator.missing)
                 report(f"round {round}: {names[node]} {receipt.verdict}; {left} nodes to come")
         except TimeoutError:
             for future, node in futures.items():
                 if not future.done():
                     absent.append(f"{names[node]}: late: no answer within {self.config.run.deadline:g} s")
+                    self.progress.node(node, "late", f"no answer within {self.config.run.deadline:g} s")
                     report(f"round {round}: {absent[-1]}")
                     self._busy.add(node)
                     future.add_done_callback(partial(self._late, node))
@@ -232,6 +246,7 @@ class Federation:
             "bits_sent": [8 * sent.get(node, 0) / (contexts * vocab) for node in range(len(self.config.nodes))],
             "payload_bytes": sum(sent.values()),
             "overhead_bytes": OVERHEAD * len(sent),
+            "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in range(len(self.config.nodes))],
             "weights": None if weights is None else [float(w) for w in weights],
             "kl": divergence,
             "heldout_loss": loss,
@@ -240,7 +255,7 @@ class Federation:
             "bandwidth_upper": combined.upper,
             "bandwidth_lower": combined.lower,
             "refused": [f"{self.config.nodes[r.node].name}: {r.reason}" for r in refused],
-            "seconds": laps,
+            "seconds": {**laps, "nodes": self.progress.seconds},
         }
 
     def _checkpoint(self) -> None:
