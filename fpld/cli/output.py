@@ -43,7 +43,7 @@ class Output:
             return
         table = Table(title=title, title_justify="left", title_style="bold")
         for name in rows[0]:
-            numbers = all(isinstance(row[name], (int, float)) for row in rows)
+            numbers = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
             table.add_column(name, justify="right" if numbers else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_cell(value) for value in row.values()))
@@ -114,6 +114,8 @@ def _console() -> Console:
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "–"
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
