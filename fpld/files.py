@@ -33,6 +33,14 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise storage_error(path, error) from error
 
 
+def write_shared(path: Path, content: str) -> None:
+    """Write a text for others to read, such as a page: whole, with the permissions that new files have here."""
+    write_atomic(path, content.encode())
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def storage_error(path: Path, error: OSError) -> StorageError:
     """Say what the disk would not do, and that nothing was lost."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
-from fpld.cli import allocate, bench, bounds, data, plan, reproduce, run
+from fpld.cli import allocate, bench, bounds, dashboard, data, plan, report, reproduce, run
 from fpld.cli.output import Output
 from fpld.errors import FpldError
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "run": run,
     "plan": plan,
+    "report": report,
+    "dashboard": dashboard,
     "data": data,
     "reproduce": reproduce,
     "allocate": allocate,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fpld import _check
 from fpld.cli.arguments import numbers, one_or_each, rates, sizes, words
 from fpld.errors import InputError
-from fpld.files import write_atomic
+from fpld.files import write_shared
 from fpld.plan import Known, Site, forecast, least_total, shortest_deadline
 from fpld.plan.tables import advice, policy_rows, site_rows
 from fpld.registry import allocators
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 HELP = "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket"
 EPILOG = """\
 CONFIG is a TOML file, a preset, or the folder of a (warm-up) run, whose measured noise the plan then takes; what
-else is given replaces what it says. Lists have commas and one entry for each site, or one for all. Bits are per coordinate,
-sizes such as 20 MB are of all that is sent in a round. upper and lower bracket the loss that quantization adds (KL
-in nats); the seconds are those of uplinks, side by side, without training. Examples:
+else is given replaces what it says. Lists have commas, and one entry for each site or one for all. Bits are per
+coordinate; sizes such as 20MB are of all that is sent in a round. upper and lower bracket the loss that quantization
+adds (KL in nats); seconds are those of uplinks, side by side, without training. Examples:
 
   fpld plan --links 2Mbit/s,2Mbit/s,384kbit/s,256kbit/s --clips 4,4,8,8 --deadline 300 --contexts 16384 --vocab 1024
   fpld plan --links 10Mbit/s,1Mbit/s --clips 1 --deadline 600 --contexts 16384 --vocab 1024 --target 0.001
@@ -83,12 +83,12 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.out is not None:
         from fpld.report.page import plan_page
 
-        write_atomic(arguments.out, plan_page(plans, source.note if source else "").encode())
+        write_shared(arguments.out, plan_page(plans, source.note if source else ""))
         output.note(f"page: {arguments.out}")
     if arguments.write is not None and source is not None:
         from fpld.plan.sources import write
 
-        write_atomic(arguments.write, write(source, chosen).encode())
+        write_shared(arguments.write, write(source, chosen))
         output.note(f"configuration: {arguments.write} (fpld run {arguments.write})")
     return 0
 

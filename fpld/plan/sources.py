@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,15 @@ from tomlkit.exceptions import TOMLKitError
 
 from fpld import config as configuration
 from fpld.errors import InputError
-from fpld.files import read_json, read_utf8
+from fpld.files import read_json
 from fpld.plan.forecast import Forecast
 from fpld.plan.known import Known, Site
+from fpld.runs import read_run
 from fpld.units import show_rate, show_size
 
 if TYPE_CHECKING:
     from fpld.config import Config
+    from fpld.runs import Line
     from fpld.types import Floats
 
 _BYTE_VOCAB = 256
@@ -50,32 +51,32 @@ def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -
         probe = read_json(folder / "probe.json", "fpld-probe-1")
         vocab = vocab or probe.get("vocab")
     source = _from_config(config, text, contexts, vocab)
-    lines = _trace(folder)
+    lines = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted)]
     if not lines:
-        return replace(source, note=f"{folder.name} has no closed round yet: nothing to learn from")
+        return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
     known = learn(source.known, lines[-1])
-    note = f"clip levels as measured in round {lines[-1]['round']} of {folder.name}: what gives the bound found there"
+    note = f"clip levels as measured in round {lines[-1].round} of {folder.name}: what gives the bound found there"
     return replace(source, known=known, note=note)
 
 
-def learn(known: Known, line: dict[str, Any]) -> Known:
+def learn(known: Known, line: Line) -> Known:
     """Set clip levels and c_p so that the planner's bracket, at the bits that a round had, is the one found there.
 
     A run knows the noise of what it decoded, so its bracket is measured. The levels' proportions are those of the
     estimated weights, or of what was configured, or equal.
     """
-    estimated = line.get("weights")
+    estimated = line.weights
     if estimated is not None:
         known = replace(
             known, sites=tuple(replace(s, weight=float(w)) for s, w in zip(known.sites, estimated, strict=True))
         )
-    c_p = min(2 * line["bandwidth_lower"] / line["bandwidth_upper"], 1.0) if line["bandwidth_upper"] > 0 else None
+    c_p = min(2 * line.bandwidth_lower / line.bandwidth_upper, 1.0) if line.bandwidth_upper > 0 else None
     known = replace(known, c_p=c_p)
     if not any(site.ranged for site in known.sites):
         return known  # the levels are on the wire, and known
-    bits = np.maximum(np.array(line["bits_allotted"]) * known.vocab, known.floors())
+    bits = np.maximum(np.array(line.bits_allotted) * known.vocab, known.floors())
     fixed, unit = (_found(_with_ranges(known, scale), bits) for scale in (_NOTHING, 1.0))
-    share = (line["bandwidth_upper"] - fixed) / (unit - fixed)
+    share = (line.bandwidth_upper - fixed) / (unit - fixed)
     return _with_ranges(known, math.sqrt(share)) if share > 0 else known
 
 
@@ -139,15 +140,3 @@ def _with_ranges(known: Known, scale: float) -> Known:
 def _found(known: Known, bits: Floats) -> float:
     upper = Forecast(known, "", bits).upper
     return 0.0 if upper is None else upper.bandwidth
-
-
-def _trace(folder: Path) -> list[dict[str, Any]]:
-    """Read the closed rounds that all nodes took part in."""
-    for name in ("trace.jsonl", "fpld/trace.jsonl"):
-        if (folder / name).is_file():
-            try:
-                lines = [json.loads(line) for line in read_utf8(folder / name).splitlines()]
-                return [line for line in lines if len(line["nodes"]) == len(line["bits_allotted"])]
-            except (ValueError, KeyError, TypeError) as error:
-                raise InputError(f"{folder / name} is damaged ({error})") from None
-    return []
