@@ -90,11 +90,9 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--port must be from 0 to 65535, got {port}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        # Listening from here on: who reads the address may come at once.
+        return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
         raise InputError(
             f"cannot serve on {host} port {port} ({error.strerror or error}): choose another --host or --port"
         ) from None
-    return listener

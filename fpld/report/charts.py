@@ -98,8 +98,9 @@ def kl_by_round(run: Run) -> Chart:
             Series("student to combined logits", "line", _rounds(run), [line.kl for line in run.trace]),
         ],
         caption=(
-            "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and (ND) "
-            "hold; exact logits never leave the nodes, so the KL itself is not known. The line is what distillation left."
+            "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "
+            "(ND) hold; exact logits never leave the nodes, so no one knows it more closely. The line is what "
+            "distillation left."
         ),
     )  # fmt: skip
 

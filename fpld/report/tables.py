@@ -132,7 +132,7 @@ def difference_rows(runs: Sequence[Run]) -> list[Row]:
     flat = [_flatten(run.text) for run in runs]
     keys = sorted({key for each in flat for key in each})
     return [
-        {"key": key, **{run.name: each.get(key, "") for run, each in zip(runs, flat, strict=True)}}
+        {"configuration key": key, **{run.name: each.get(key, "") for run, each in zip(runs, flat, strict=True)}}
         for key in keys
         if len({each.get(key, "") for each in flat}) > 1
     ]

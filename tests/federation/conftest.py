@@ -67,15 +67,20 @@ workers = 0
 """
 
 
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    """A configuration file beside the texts that it names."""
+def write_texts(place: Path) -> None:
+    """Write the texts of the sites, and the public one, below a folder."""
     for label, words in WORDS.items():
-        folder = tmp_path / "texts" / label
+        folder = place / "texts" / label
         folder.mkdir(parents=True)
         rng = np.random.default_rng(len(label))
         for part in range(6):
             (folder / f"{part}.txt").write_text(" ".join(rng.choice(words.split(), 250)))
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    """A configuration file beside the texts that it names."""
+    write_texts(tmp_path)
     file = tmp_path / "config.toml"
     file.write_text(CONFIG.format(folder=tmp_path))
     return file
