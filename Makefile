@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test quick check lint types format figures results clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures results clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -17,13 +17,21 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
+browser: ## Chromium from the system's packages, for the tests of pages (FPLD_BROWSER=none: do without)
+	@if [ "$$FPLD_BROWSER" = none ] || command -v "$${FPLD_BROWSER:-chromium}" >/dev/null; then exit 0; fi; \
+	echo "== installing Chromium (once)"; \
+	as=$$([ $$(id -u) = 0 ] || echo "sudo -n"); \
+	$$as apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null 2>&1 \
+	|| { $$as apt-get update -qq && $$as apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null; } \
+	|| { echo "Chromium cannot be installed here: install it by hand, or run FPLD_BROWSER=none make test"; exit 1; }
+
 demo: setup ## the main job: a federation on real text, with its baselines (three to four minutes)
 	$(BIN)/fpld run
 
 reproduce: setup ## the paper's figures and theorems, with our numbers next to the paper's (under a minute)
 	$(BIN)/fpld reproduce all --out out
 
-test: setup ## all tests
+test: setup browser ## all tests
 	$(BIN)/python -m pytest -n 2
 
 quick: setup ## the tests without the slow ones

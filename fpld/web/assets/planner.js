@@ -10,11 +10,12 @@ const fpldPlanner = (() => {
   // Sliders of rates and times are logarithmic: their value is the exponent of ten.
   function slider(name, label, low, high, value, show) {
     const box = document.createElement("label"), text = document.createElement("span");
-    const output = document.createElement("output"), input = document.createElement("input");
+    const output = document.createElement("span"), input = document.createElement("input");
     text.textContent = label;
     Object.assign(input, { type: "range", min: low, max: high, step: "any", name });
     input.value = value;
-    const tell = () => { output.textContent = show(Number(input.value)); };
+    output.className = "value";
+    const tell = () => { output.textContent = show(Number(input.value)); input.setAttribute("aria-valuetext", output.textContent); };
     input.addEventListener("input", () => { tell(); ask(); });
     tell();
     box.append(text, output, input);
