@@ -21,8 +21,8 @@ browser: ## Chromium from the system's packages, for the tests of pages (FPLD_BR
 	@if [ "$$FPLD_BROWSER" = none ] || command -v "$${FPLD_BROWSER:-chromium}" >/dev/null; then exit 0; fi; \
 	echo "== installing Chromium (once)"; \
 	as=$$([ $$(id -u) = 0 ] || echo "sudo -n"); \
-	$$as apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null 2>&1 \
-	|| { $$as apt-get update -qq && $$as apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null; } \
+	$$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null 2>&1 \
+	|| { $$as env DEBIAN_FRONTEND=noninteractive apt-get update -qq && $$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null; } \
 	|| { echo "Chromium cannot be installed here: install it by hand, or run FPLD_BROWSER=none make test"; exit 1; }
 
 demo: setup ## the main job: a federation on real text, with its baselines (three to four minutes)

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
-from fpld.cli import allocate, bench, bounds, dashboard, data, plan, report, reproduce, run
+from fpld.cli import allocate, bench, bounds, dashboard, data, export, plan, report, reproduce, run
 from fpld.cli.output import Output
 from fpld.errors import FpldError
 
@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": plan,
     "report": report,
     "dashboard": dashboard,
+    "export": export,
     "data": data,
     "reproduce": reproduce,
     "allocate": allocate,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
@@ -17,7 +16,6 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 Row = dict[str, Any]
 _PLAIN_WIDTH = 160  # not a terminal: nothing to fit into
@@ -96,14 +94,6 @@ class Status:
         """Move the bar."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, total=total)
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows with the columns of the table."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _console() -> Console:
