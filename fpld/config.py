@@ -110,10 +110,14 @@ class BudgetSection(Section):
 
 
 class CodecSection(Section):
-    """[codec]: its name; `against` own codes the residual to the node's last reconstruction (refinement)."""
+    """[codec]: its name; `against` own codes the residual to the node's last reconstruction (refinement).
+
+    `dither` is drawn by each node for itself, or stratified over all nodes, so that errors of nodes that agree cancel.
+    """
 
     name: str = "uniform"
     against: Literal["nothing", "own"] = "nothing"
+    dither: Literal["stratified", "independent"] = "stratified"
 
 
 class CombineSection(Section):

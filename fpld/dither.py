@@ -1,13 +1,20 @@
 """Shared randomness: the dither that a node adds and the aggregator subtracts, bit for bit the same.
 
-The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, *Parallel random numbers: as easy as 1, 2, 3*,
-SC 2011), written here in integer arithmetic, so that it depends on no library's stream. It is keyed by
-(run key, round, node) and counts over (context, coordinate): the dither of any block of contexts costs only
-that block, and does not depend on the budget.
+All of it is integer arithmetic written down here, so it depends on no library's stream. A run key, a round and a
+node give a *stream*; Philox4x32-10 (Salmon, Moraes, Dror and Shaw, *Parallel random numbers: as easy as 1, 2, 3*,
+SC 2011) turns it into four 32-bit words for each context; a short keyed hash turns those into one 32-bit word for each
+two coordinates. The dither of any block of contexts costs only that block, and does not depend on the budget.
 
-From raw bits to dither: the 32-bit word w stands for the centre of the w-th of 2^32 equal cells of the
-interval (-1/2, 1/2), that is u = (2w + 1 - 2^32) / 2^33. This is exact in float64, symmetric, and its mean is
-exactly zero.
+From raw bits to dither: the 16-bit number w stands for the centre of the w-th of 2^16 equal cells of the interval
+(-1/2, 1/2), that is u = (2w + 1 - 2^16) / 2^17. This is exact in float32, symmetric, and its mean is exactly zero.
+
+**Stratified dither.** With `slots` = K > 1 all K nodes share one stream. In each coordinate they take the K points of
+a regular grid over the interval, moved by one shared random shift, in a random order: node number w is the shared
+number plus floor(65536 pi(slot) / K). Each node's dither is uniform as before. Where nodes agree to a fraction of a
+step, their errors are a regular grid too, and the variance of the mean falls by another factor of K. The order pi must
+change from coordinate to coordinate: a fixed one would align the errors of nodes whose values lie apart by their
+distance in the grid. It is one of 256 random permutations, in turn, from a random one on in each context. A node
+that does not answer leaves the others' dither uniform, and so the mean unbiased.
 """
 
 from __future__ import annotations
@@ -15,23 +22,29 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld import _check
+from fpld.types import MAX_SLOTS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fpld.types import Floats, Words
+    from fpld.types import Floats, Plan, Words
+
+    Units = npt.NDArray[np.uint16]
 
 ROUNDS = 10
+PERMUTATIONS = 256
+GOLDEN, MIX_1, MIX_2 = 0x9E3779B9, 0x21F0AAAD, 0xD35A2D97  # an odd increment; multipliers of a well-tested 32-bit mixer
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_BLOCK = 1 << 14  # counters at a time: what ten rounds touch stays in the cache
+_BLOCK = 1 << 16  # words at a time: what the mixing touches stays in the cache
 
 
 def philox4x32(counter: npt.NDArray[Any], key: tuple[int, int]) -> Words:
@@ -58,18 +71,36 @@ def philox4x32(counter: npt.NDArray[Any], key: tuple[int, int]) -> Words:
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
-def uniform(words: Words) -> Floats:
-    """Map 32-bit words to the dither in units of a step, exactly: u = (2w + 1 - 2^32) / 2^33.
+def mix(index: Words, keys: Words) -> Words:
+    """Hash positions under the first three words of context keys [..., 4]: the word at each position of a context.
 
-    >>> uniform(np.array([0, 2**31, 2**32 - 1], np.uint32)).tolist() == [2**-33 - 0.5, 2**-33, 0.5 - 2**-33]
+    >>> [f"{word:08x}" for word in mix(np.arange(2, dtype=np.uint32), np.zeros(4, np.uint32))]
+    ['00000000', 'c4631032']
+    """
+    a, b, c = (keys[..., i] for i in range(3))
+    h = index * np.uint32(GOLDEN) + a
+    h ^= h >> np.uint32(16)
+    h *= np.uint32(MIX_1)
+    h ^= b
+    h ^= h >> np.uint32(15)
+    h *= np.uint32(MIX_2)
+    h += c
+    h ^= h >> np.uint32(15)
+    return h
+
+
+def uniform(units: Units) -> Floats:
+    """Map 16-bit numbers to the dither in units of a step, exactly: u = (2w + 1 - 2^16) / 2^17.
+
+    >>> uniform(np.array([0, 2**15, 2**16 - 1], np.uint16)).tolist() == [2**-17 - 0.5, 2**-17, 0.5 - 2**-17]
     True
     """
-    return (words.astype(np.float64) + (0.5 - 2.0**31)) * 2.0**-32
+    return (units.astype(np.float64) + (0.5 - 2.0**15)) * 2.0**-16
 
 
 @dataclass(frozen=True, slots=True)
 class Dither:
-    """Hold the stream of one (run key, round, node); `words` and `block` give any part of it.
+    """Hold the stream of one node in one round, or of all nodes if it is stratified; give any part of it.
 
     >>> stream = Dither.derive(bytes(16), round=1, node=0)
     >>> bool((stream.block(range(5, 7), vocab=10) == stream.block(range(9), vocab=10)[5:7]).all())
@@ -78,33 +109,85 @@ class Dither:
 
     key: tuple[int, int]
     stream: tuple[int, int]
+    slot: int = 0
+    slots: int = 1
 
     @classmethod
-    def derive(cls, run_key: bytes, *, round: int, node: int) -> Dither:
-        """Derive the stream of a node in a round from the run's key by keyed BLAKE2b."""
+    def derive(cls, run_key: bytes, *, round: int, node: int, slot: int = 0, slots: int = 1) -> Dither:
+        """Derive the stream of a node in a round from the run's key by keyed BLAKE2b; with slots, that of the round."""
         _check.integer("round", round, most=2**32 - 1)
         _check.integer("node", node, most=2**32 - 1)
-        message = struct.pack("<II", round, node)
-        digest = hashlib.blake2b(message, key=run_key, digest_size=16, person=b"fpld dither v1").digest()
+        _check.integer("slots", slots, least=1, most=MAX_SLOTS)
+        _check.integer("slot", slot, most=slots - 1)
+        message = struct.pack("<II", round, node) if slots == 1 else struct.pack("<I", round)
+        digest = hashlib.blake2b(message, key=run_key, digest_size=16, person=b"fpld dither v2").digest()
         k0, k1, s0, s1 = struct.unpack("<4I", digest)
-        return cls((k0, k1), (s0, s1))
+        return cls((k0, k1), (s0, s1), slot, slots)
 
-    def words(self, contexts: range, vocab: int) -> Words:
-        """Give the 32-bit words of a block of contexts, [len(contexts), vocab].
+    @classmethod
+    def of(cls, plan: Plan) -> Dither:
+        """Derive the stream that a plan asks for."""
+        return cls.derive(plan.run_key, round=plan.round, node=plan.node, slot=plan.slot, slots=plan.slots)
 
-        Coordinate v of context l is word v mod 4 of the counter (v div 4, l, stream...).
+    def keys(self, contexts: range) -> Words:
+        """Give the four key words of each context, [len(contexts), 4]: Philox of the counter (0, context, stream)."""
+        counter = np.zeros((len(contexts), 4), np.uint32)
+        counter[:, 1] = np.arange(contexts.start, contexts.stop, contexts.step, dtype=np.int64)
+        counter[:, 2:] = self.stream
+        return philox4x32(counter, self.key)
+
+    def words(self, contexts: range, count: int) -> Words:
+        """Give the first `count` words of each context, before any slot: 32 random bits each."""
+        keys, index = self.keys(contexts), np.arange(count, dtype=np.uint32)
+        out = np.empty((len(contexts), count), np.uint32)
+        stride = max(_BLOCK // count, 1)
+        for start in range(0, len(out), stride):
+            out[start : start + stride] = mix(index, keys[start : start + stride, None])
+        return out
+
+    def phases(self) -> Units:
+        """Give what this slot adds under each of the permutations, [256]: floor(65536 pi(slot) / slots)."""
+        own: Units = phases(self.key, self.stream, self.slots)[self.slot]
+        return own
+
+    def units(self, contexts: range, vocab: int) -> Units:
+        """Give the 16-bit numbers of a block of contexts, [len(contexts), vocab].
+
+        Coordinate v is the lower (v even) or upper (v odd) half of word v div 2, plus the phase of permutation
+        (v + fourth key word) mod 256, modulo 2^16.
         """
-        quads = -(-vocab // 4)
-        out = np.empty((len(contexts) * quads, 4), np.uint32)
-        for start in range(0, len(out), _BLOCK):
-            index = np.arange(start, min(start + _BLOCK, len(out)), dtype=np.int64)
-            counter = np.empty((len(index), 4), np.uint32)
-            counter[:, 0] = index % quads
-            counter[:, 1] = contexts.start + index // quads * contexts.step
-            counter[:, 2:] = self.stream
-            out[start : start + len(index)] = philox4x32(counter, self.key)
-        return out.reshape(len(contexts), 4 * quads)[:, :vocab]
+        pairs = self.words(contexts, -(-vocab // 2)).astype("<u4", copy=False)
+        units: Units = pairs.view("<u2")[:, :vocab]
+        if self.slots > 1:
+            first = self.keys(contexts)[:, 3:] % np.uint32(PERMUTATIONS)
+            units += self.phases()[(first + np.arange(vocab, dtype=np.uint32)) % np.uint32(PERMUTATIONS)]
+        return units
 
     def block(self, contexts: range, vocab: int) -> Floats:
         """Give the dither of a block of contexts in units of a step, in (-1/2, 1/2)."""
-        return uniform(self.words(contexts, vocab))
+        return uniform(self.units(contexts, vocab))
+
+
+@lru_cache(maxsize=4)
+def phases(key: tuple[int, int], stream: tuple[int, int], slots: int) -> Units:
+    """Give the phase of every slot under every permutation, [slots, 256].
+
+    The permutations are shuffled by Fisher and Yates: from the last place i down to 1, swap with the place
+    (word (i + 1)) >> 32, where the word of permutation r is word r mod 4 of Philox at the counter (i, r div 4, stream).
+    """
+    counter = np.empty((slots, PERMUTATIONS // 4, 4), np.uint32)
+    counter[..., 0] = np.arange(slots)[:, None]
+    counter[..., 1] = np.arange(PERMUTATIONS // 4)
+    counter[..., 2:] = stream
+    words = philox4x32(counter, key).reshape(slots, PERMUTATIONS).astype(np.uint64)
+    places = (words * np.arange(1, slots + 1, dtype=np.uint64)[:, None] >> _HALF).astype(np.int64)
+    order = np.tile(np.arange(slots, dtype=np.uint64)[:, None], PERMUTATIONS)
+    each = np.arange(PERMUTATIONS)
+    for i in range(slots - 1, 0, -1):
+        other = places[i]
+        last = order[i].copy()
+        order[i] = order[other, each]
+        order[other, each] = last
+    result: Units = ((order << np.uint64(16)) // np.uint64(slots)).astype(np.uint16)
+    result.flags.writeable = False
+    return result

@@ -54,12 +54,21 @@ class Draw:
     dither: Floats
 
     @classmethod
-    def make(cls, target: Target, *, nodes: int, seed: int, samples: float = SAMPLES, differ: float = 0.0) -> Draw:
+    def make(
+        cls,
+        target: Target,
+        *,
+        nodes: int,
+        seed: int,
+        samples: float = SAMPLES,
+        differ: float = 0.0,
+        stratified: bool = False,
+    ) -> Draw:
         """Let each node estimate P* from `samples` texts; `differ` is how far the nodes' own truths lie apart."""
         shape = (nodes, *target.logits.shape)
         noise = np.random.default_rng([seed, 1]).standard_normal(shape)
         logits = target.logits + noise * np.hypot(samples**-0.5, differ)
-        return cls(target, logits, node_dither(shape, round=1, seed=seed))
+        return cls(target, logits, node_dither(shape, round=1, seed=seed, stratified=stratified))
 
     def decoded(self, bits: ArrayLike, clips: ArrayLike = 1.0, *, nodes: int | None = None) -> Floats:
         """Send the logits of the first `nodes` nodes at `bits` per coordinate; one value, or one for each node."""
@@ -72,10 +81,11 @@ class Draw:
         return float(kl(self.target.logits, mean - self.target.logits).mean())
 
 
-def node_dither(shape: tuple[int, ...], *, round: int, seed: int) -> Floats:
-    """Give the dither [K, m, V] of all nodes in a round."""
+def node_dither(shape: tuple[int, ...], *, round: int, seed: int, stratified: bool = False) -> Floats:
+    """Give the dither [K, m, V] of all nodes in a round: independent, as in the paper, or stratified."""
     nodes, contexts, vocab = shape
-    streams = (Dither.derive(run_key(seed), round=round, node=node) for node in range(nodes))
+    strata = [{"slot": node, "slots": nodes} if stratified else {} for node in range(nodes)]
+    streams = (Dither.derive(run_key(seed), round=round, node=node, **strata[node]) for node in range(nodes))
     return np.stack([stream.block(range(contexts), vocab) for stream in streams])
 
 

@@ -19,6 +19,7 @@ Words = npt.NDArray[np.uint32]
 
 MAX_CONTEXTS = 2**32 - 1
 MAX_VOCAB = 2**24
+MAX_SLOTS = 2**16  # as many points as the dither's interval has
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Plan:
 
     `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
     centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
-    logits that both ends hold exactly, in small integers (see `fpld.codecs.predictive`).
+    logits that both ends hold exactly, in small integers (see `fpld.codecs.predictive`). With `slots` > 1 the dither is
+    stratified over that many nodes, of which this one is number `slot` (see `fpld.dither`).
 
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
     >>> plan.budget_bytes
@@ -42,6 +44,8 @@ class Plan:
     vocab: int
     bits: float
     clip: float | None = None
+    slot: int = 0
+    slots: int = 1
     prior: npt.NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +60,8 @@ class Plan:
         _check.real("bits", self.bits, least=0.0)
         if self.clip is not None:
             _check.real("clip", self.clip, above=0.0)
+        _check.integer("slots", self.slots, least=1, most=MAX_SLOTS)
+        _check.integer("slot", self.slot, most=self.slots - 1)
 
     @property
     def run_id(self) -> bytes:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fpld.types import Plan
 
 MAGIC = b"FPLD"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sHH16sII32sIIdQ")
 CHECKSUM_BYTES = 16
 OVERHEAD = HEADER.size + CHECKSUM_BYTES

@@ -19,6 +19,7 @@ from tests.helpers import ADVERSARIAL, make_plan
 CODECS = [
     pytest.param(UniformCodec(), {"clip": 3.0}, id="uniform-clip"),
     pytest.param(UniformCodec(), {"clip": None, "bits": 150.25}, id="uniform-range"),
+    pytest.param(UniformCodec(), {"clip": 3.0, "slot": 2, "slots": 5}, id="uniform-stratified"),
     pytest.param(Float32Codec(), {"clip": None, "bits": 1600.0}, id="float32"),
 ]
 
@@ -172,9 +173,9 @@ def test_golden_payload() -> None:
     plan = make_plan(contexts=2, vocab=10, bits=25.0)
     values = np.linspace(-3, 3, 20).reshape(2, 10)
     payload = UniformCodec().encode(values, plan)
-    assert payload.hex() == "066985844783"
+    assert payload.hex() == "01861a8492cf"
     plan = make_plan(contexts=2, vocab=10, bits=58.0, clip=None)
-    assert UniformCodec().encode(values, plan).hex() == "51beb03d513eb03d07b15307a23e"
+    assert UniformCodec().encode(values, plan).hex() == "51beb03d513eb03d07ed1f07ed24"
 
 
 def test_a_range_for_each_context_beats_one_clip_on_uneven_contexts() -> None:

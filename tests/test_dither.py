@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fpld import Dither, InputError
+from fpld import Dither, InputError, Quantizer, paper_quantizer, wire_quantizer
 from fpld.dither import philox4x32, uniform
 
 # Random123's known answers for philox4x32-10: counter, key, output.
@@ -21,8 +21,12 @@ KNOWN = [
 
 
 GOLDEN = [
-    "5e4492b5 d2aeb8f2 2919974d 034f177d 46bd223d",
-    "cf6ef47c 55882fba c446d812 b359e619 991122e3",
+    "2792 2b7b c86e 0c69 080a",
+    "7b27 1e91 4f3b a478 b595",
+]
+GOLDEN_SLOT_2_OF_5 = [
+    "9d94 8e70 3222 daa1 435c",
+    "08e4 2229 cfe6 8e59 a386",
 ]
 
 
@@ -53,27 +57,56 @@ def test_arrays_equal_python_integers() -> None:
     assert found.tolist() == expected
 
 
-def test_golden_words() -> None:
-    words = Dither.derive(bytes(range(16)), round=7, node=3).words(range(1000, 1002), vocab=5)
-    assert [" ".join(f"{word:08x}" for word in row) for row in words.tolist()] == GOLDEN
+STRATA = [({}, GOLDEN), ({"slot": 2, "slots": 5}, GOLDEN_SLOT_2_OF_5)]
 
 
-def test_golden_words_by_hand() -> None:
-    """The same words from the definition alone: BLAKE2b for the key, then the counter (v div 4, context, stream)."""
-    digest = hashlib.blake2b(
-        struct.pack("<II", 7, 3), key=bytes(range(16)), digest_size=16, person=b"fpld dither v1"
-    ).digest()
+@pytest.mark.parametrize(("strata", "golden"), STRATA)
+def test_golden_units(strata: dict[str, int], golden: list[str]) -> None:
+    units = Dither.derive(bytes(range(16)), round=7, node=3, **strata).units(range(1000, 1002), vocab=5)
+    assert [" ".join(f"{unit:04x}" for unit in row) for row in units.tolist()] == golden
+
+
+def plain_mix(j: int, key: list[int]) -> int:
+    """The hash of a position in Python's integers."""
+    low = 0xFFFFFFFF
+    h = (j * 0x9E3779B9 + key[0]) & low
+    h = ((h ^ h >> 16) * 0x21F0AAAD) & low
+    h ^= key[1]
+    h = ((h ^ h >> 15) * 0xD35A2D97) & low
+    h = (h + key[2]) & low
+    return h ^ h >> 15
+
+
+def plain_permutation(r: int, slots: int, key: list[int], stream: list[int]) -> list[int]:
+    """Fisher and Yates, one permutation."""
+    order = list(range(slots))
+    for i in range(slots - 1, 0, -1):
+        j = plain_philox([i, r // 4, *stream], key)[r % 4] * (i + 1) >> 32
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+@pytest.mark.parametrize(("strata", "golden"), STRATA)
+def test_golden_units_by_hand(strata: dict[str, int], golden: list[str]) -> None:
+    """The same numbers from the definition alone, as docs/wire.md has it."""
+    message = struct.pack("<I", 7) if strata else struct.pack("<II", 7, 3)
+    digest = hashlib.blake2b(message, key=bytes(range(16)), digest_size=16, person=b"fpld dither v2").digest()
     k0, k1, s0, s1 = struct.unpack("<4I", digest)
-    for context, row in zip((1000, 1001), GOLDEN, strict=True):
-        words = [word for quad in (0, 1) for word in plain_philox([quad, context, s0, s1], [k0, k1])]
-        assert words[:5] == parse(row)
+    for context, row in zip((1000, 1001), golden, strict=True):
+        key = plain_philox([0, context, s0, s1], [k0, k1])
+        units = [plain_mix(v // 2, key) >> 16 * (v % 2) & 0xFFFF for v in range(5)]
+        if strata:
+            for v in range(5):
+                order = plain_permutation((v + key[3]) % 256, 5, [k0, k1], [s0, s1])
+                units[v] = (units[v] + (order[2] << 16) // 5) % 2**16
+        assert units == parse(row)
 
 
 def test_any_block_costs_only_itself_and_agrees_with_the_whole() -> None:
     stream = Dither.derive(bytes(16), round=1, node=0)
-    whole = stream.words(range(40), vocab=1001)
-    assert np.array_equal(stream.words(range(17, 29), vocab=1001), whole[17:29])
-    assert stream.words(range(4_000_000_000, 4_000_000_001), vocab=3).shape == (1, 3)
+    whole = stream.units(range(40), vocab=1001)
+    assert np.array_equal(stream.units(range(17, 29), vocab=1001), whole[17:29])
+    assert stream.units(range(4_000_000_000, 4_000_000_001), vocab=3).shape == (1, 3)
 
 
 @pytest.mark.parametrize("change", [{"round": 2}, {"node": 1}, {"run_key": b"another run key!"}])
@@ -84,23 +117,84 @@ def test_streams_of_other_rounds_nodes_and_runs_differ(change: dict[str, object]
 
 
 def test_dither_is_symmetric_and_exact() -> None:
-    words = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1], np.uint32)
-    dither = uniform(words)
-    assert (dither == -uniform(~words)).all()
+    units = np.array([0, 1, 2**15 - 1, 2**15, 2**16 - 1], np.uint16)
+    dither = uniform(units)
+    assert (dither == -uniform(~units)).all()
     assert (np.abs(dither) < 0.5).all()
-    assert [float(u) * 2**33 for u in dither] == [2 * int(w) + 1 - 2**32 for w in words]
+    assert (dither == dither.astype(np.float32)).all()
+    assert [float(u) * 2**17 for u in dither] == [2 * int(w) + 1 - 2**16 for w in units]
 
 
-def test_dither_is_uniform_and_uncorrelated() -> None:
-    """Four tests at a false-alarm rate of 1e-4 each, on a fixed seed."""
-    u = np.stack([Dither.derive(bytes(16), round=r, node=0).block(range(300), 1000) for r in (1, 2)])
+@pytest.mark.parametrize("strata", [{}, {"slot": 3, "slots": 7}])
+def test_dither_is_uniform_and_uncorrelated(strata: dict[str, int]) -> None:
+    """Eight tests at a false-alarm rate of 1e-4 each, on a fixed seed."""
+    u = np.stack([Dither.derive(bytes(16), round=r, node=0, **strata).block(range(300), 1000) for r in (1, 2)])
     assert stats.kstest(u[0].ravel() + 0.5, "uniform").pvalue > 1e-4
     limit = stats.norm.isf(1e-4 / 2) / np.sqrt(u[0].size)
-    for one, other in ((u[0], u[1]), (u[0, :, 1:], u[0, :, :-1]), (u[0, 1:], u[0, :-1])):
+    for lag in (1, 2, 256):
+        one, other = u[0, :, lag:], u[0, :, :-lag]
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < limit * 1.2
+    for one, other in ((u[0], u[1]), (u[0, 1:], u[0, :-1])):
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < limit * 1.01
+    counts = np.histogram2d(u[0, :, ::2].ravel(), u[0, :, 1::2].ravel(), bins=16)[0]  # both halves of a word
+    assert stats.chisquare(counts.ravel()).pvalue > 1e-4
+    bits = np.unpackbits(Dither.derive(bytes(16), round=1, node=0).words(range(300), 1000).view(np.uint8))
+    assert abs(bits.mean() - 0.5) < stats.norm.isf(1e-4 / 2) * 0.5 / np.sqrt(bits.size)
 
 
-@pytest.mark.parametrize("bad", [{"round": -1}, {"node": 2**32}, {"round": 1.0}])
+def strata(slots: int, contexts: int = 60, vocab: int = 700) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    """The dither of all slots, [K, m, V]."""
+    streams = [Dither.derive(bytes(16), round=1, node=9, slot=slot, slots=slots) for slot in range(slots)]
+    return np.stack([stream.block(range(contexts), vocab) for stream in streams])
+
+
+@pytest.mark.parametrize("slots", [2, 3, 8, 37])
+def test_slots_share_a_regular_grid_in_an_order_that_changes(slots: int) -> None:
+    u = strata(slots)
+    gaps = np.diff(np.sort(u, axis=0), axis=0)
+    assert np.abs(gaps - 1 / slots).max() <= 2.0**-16
+    order = u.argsort(axis=0)
+    relative = (order - order[:1]) % slots  # a shift of all is not another order
+    assert slots <= 2 or (relative[1] != relative[1, 0, 0]).mean() > 0.3
+    # Every slot takes every place about equally often: 256 random permutations.
+    places = np.stack([np.bincount(order[place].ravel(), minlength=slots) for place in range(slots)])
+    assert np.abs(places / order[0].size - 1 / slots).max() < 0.1
+
+
+@pytest.mark.parametrize("quantizer", [paper_quantizer(1.0, 3.0), wire_quantizer(1.0, 9)])
+@pytest.mark.parametrize("slots", [2, 4, 16])
+def test_the_mean_of_nodes_that_agree_has_a_kth_of_the_variance(quantizer: Quantizer, slots: int) -> None:
+    u = strata(slots)
+    values = np.random.default_rng(0).uniform(-1, 1, u.shape[1:])
+    error = (quantizer(np.broadcast_to(values, u.shape), u) - values).mean(axis=0)
+    assert float(error.var() / quantizer.variance) == pytest.approx(1 / slots**2, rel=0.03)
+    assert abs(error.mean()) < stats.norm.isf(1e-4 / 2) * np.sqrt(error.var() / error.size)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.25, 0.37, 0.5])
+def test_the_mean_stays_unbiased_when_nodes_drop_out(apart: float) -> None:
+    """Three of eight nodes answer, their values `apart` steps from each other."""
+    slots, quantizer = 8, paper_quantizer(1.0, 3.0)
+    u = strata(slots)[[1, 4, 6]]
+    base = np.random.default_rng(0).uniform(-0.7, 0.7, u.shape[1:])
+    values = np.stack([base + k * apart * quantizer.step for k in range(3)])
+    error = (quantizer(values, u) - values).mean(axis=0)
+    assert abs(error.mean()) < stats.norm.isf(1e-4 / 2) * np.sqrt(error.var() / error.size)
+    # At worst a little more than of independent nodes, far from three times (aligned errors).
+    assert error.var() < 1.35 * quantizer.variance / 3
+
+
+def test_nodes_that_differ_lose_nothing_on_average() -> None:
+    u = strata(8)
+    values = np.random.default_rng(1).uniform(-1, 1, u.shape)
+    quantizer = paper_quantizer(1.0, 3.0)
+    error = (quantizer(values, u) - values).mean(axis=0)
+    assert float(error.var() / quantizer.variance) == pytest.approx(1 / 8, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"round": -1}, {"node": 2**32}, {"round": 1.0}, {"slots": 0}, {"slot": 1}, {"slots": 2**16 + 1}]
+)
 def test_bad_counters_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):
         Dither.derive(bytes(16), **{"round": 1, "node": 0, **bad})  # type: ignore[arg-type]

@@ -29,12 +29,12 @@ def test_payload_comes_back_and_overhead_is_fixed() -> None:
 def test_golden_frame() -> None:
     """The header byte by byte: a change here is a new version of the wire."""
     header = (
-        b"FPLD" + bytes.fromhex("0100 0100") + PLAN.run_id + bytes.fromhex("03000000 01000000") + bytes(range(32))
+        b"FPLD" + bytes.fromhex("0200 0100") + PLAN.run_id + bytes.fromhex("03000000 01000000") + bytes(range(32))
         + bytes.fromhex("06000000 32000000") + struct.pack("<d", 3.0) + struct.pack("<Q", len(PAYLOAD))
     )  # fmt: skip
     assert FRAME[: HEADER.size] == header
     assert PLAN.run_id.hex() == "60292a589e1ff4e1bb2d205a8857b4b4"
-    assert FRAME[-16:].hex() == "ac22374fa35067b1b6113a52c62b0c49"
+    assert FRAME[-16:].hex() == "4e823220ab3531e55a7effae5f641880"
 
 
 def test_cut_at_every_offset() -> None:
@@ -85,8 +85,8 @@ def test_a_frame_of_another_plan_is_refused_and_named(field: str, change: dict[s
 def test_other_codec_version_and_key_are_named() -> None:
     with pytest.raises(FrameError, match="codec must be 2, got 1"):
         unseal(FRAME, PLAN, codec=2)
-    with pytest.raises(FrameError, match="this build reads version 1"):
-        unseal(FRAME[:4] + b"\x02\x00" + FRAME[6:], PLAN, codec=1)
+    with pytest.raises(FrameError, match="this build reads version 2"):
+        unseal(FRAME[:4] + b"\x03\x00" + FRAME[6:], PLAN, codec=1)
     with pytest.raises(FrameError, match="another key"):
         unseal(FRAME, PLAN, codec=1, key=b"secret")
     sealed = seal(PAYLOAD, PLAN, codec=1, key=b"secret")

@@ -106,7 +106,7 @@ class UniformCodec:
         for span, block in _blocks(_spans(plan, size - split), rows):
             out = slice(block.start - rows.start, block.stop - rows.start)
             quantizer = wire_quantizer(halves[block.start : block.stop], span.layout.levels())
-            dither = Dither.derive(plan.run_key, round=plan.round, node=plan.node).block(block, plan.vocab)
+            dither = Dither.of(plan).block(block, plan.vocab)
             symbols = radix.unpack(_read_bits(body, span, block), span.layout)
             values[out] = quantizer.decode(symbols, dither) + centres[block.start : block.stop]
             variance[out] = quantizer.variance
@@ -117,7 +117,7 @@ class UniformCodec:
     ) -> _Bytes:
         block = slice(rows.start, rows.stop)
         quantizer = wire_quantizer(halves[block], span.layout.levels())
-        dither = Dither.derive(plan.run_key, round=plan.round, node=plan.node).block(rows, plan.vocab)
+        dither = Dither.of(plan).block(rows, plan.vocab)
         symbols = quantizer.encode(logits[block] - centres[block], dither)
         return radix.pack(symbols, span.layout).ravel()
 

@@ -100,6 +100,7 @@ def settings(config: Config, prepared: Prepared) -> Settings:
         codec=config.codec.name,
         rule=config.combine.rule,
         against=config.codec.against,
+        stratified=config.codec.dither == "stratified",
         quorum=config.run.quorum or len(config.nodes),
     )
 

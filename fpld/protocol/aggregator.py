@@ -85,6 +85,7 @@ class Settings:
     codec: str = "uniform"
     rule: str = "mean"
     against: Against = "nothing"
+    stratified: bool = True
     quorum: int = 1
     mac_keys: Mapping[int, bytes] = field(default_factory=dict)
 
@@ -148,6 +149,8 @@ class Aggregator:
                 vocab=s.vocab,
                 bits=float(bits[node]),
                 clip=s.clips[node],
+                slot=node if s.stratified else 0,
+                slots=len(s.names) if s.stratified else 1,
                 prior=prior,
             )
             for node in range(len(s.names))

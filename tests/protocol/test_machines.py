@@ -192,6 +192,28 @@ def test_refinement_halves_the_error_again_and_again_and_vanilla_does_not() -> N
     assert max(vanilla) < 3 * min(vanilla)
 
 
+def test_stratified_dither_cancels_errors_of_nodes_that_agree() -> None:
+    """K = 3 nodes with the same logits, bits and clip: a third of the error of independent dither, at no other cost."""
+    logits = np.broadcast_to(np.random.default_rng(5).uniform(-2, 2, (1, 200, V)).astype(np.float32), (K, 200, V))
+    budget = Budget(caps=np.full(K, 3.0 * V), floors=np.full(K, float(V)), vocab=V)
+    centred = logits[0] - logits[0].mean(axis=1, keepdims=True)
+    found = {}
+    for stratified in (True, False):
+        for answering in ((0, 1, 2), (0, 2)):
+            aggregator = Aggregator(
+                settings(budget=budget, contexts=200, clips=[4.0] * K, stratified=stratified, quorum=2)
+            )
+            frames = answers(aggregator.open("none", {}), fresh(), logits)
+            for node in answering:
+                assert aggregator.frame(node, frames[node]).verdict == "accepted"
+            aggregator.close()
+            error = aggregator.combine().target - centred
+            assert abs(error.mean()) < 4 * error.std() / np.sqrt(error.size)  # also when a node drops out
+            found[stratified, len(answering)] = float(np.square(error).mean())
+    assert found[True, 3] * 3 == pytest.approx(found[False, 3], rel=0.1)
+    assert found[True, 2] < found[False, 2]
+
+
 def test_algorithm_2_is_uniform_at_first_then_follows_the_estimate() -> None:
     budget = Budget(
         caps=np.full(K, 400.0), floors=np.full(K, 20.0), vocab=V, total=300.0, estimator="distortion", warmup=1
