@@ -88,8 +88,9 @@ class Forecast:
 
     @property
     def lower_holds(self) -> bool:
-        """Say whether the lower bound is one: (ND) and (SE') hold, and the codec is the theory's."""
-        return self.lower is not None and self.lower.holds and self.known.codec == "uniform"
+        """Say whether the lower bound is one: (ND) and (SE') hold, and codec and dither are the theory's."""
+        known = self.known
+        return self.lower is not None and self.lower.holds and known.codec == "uniform" and not self._stratified
 
     def next_megabyte(self) -> list[float | None]:
         """Give by how much the upper bound would fall with one more megabyte a round at each site, links aside."""
@@ -125,7 +126,15 @@ class Forecast:
                 f"(SE') fails: the cubic remainder may be {lower.small_error.value:.3g}, its limit is "
                 f"{lower.small_error.limit:.3g}: the lower bound is not to be trusted"
             )
+        if self._stratified and lower.holds:
+            found.append(
+                "the dither is stratified: sites that agree go below the lower bound, which is of independent dither"
+            )
         return found
+
+    @property
+    def _stratified(self) -> bool:
+        return self.known.stratified and self.known.channel == "wire" and len(self.bits) > 1
 
 
 def forecast(known: Known, policy: str = "optimal", total: float | None = None) -> Forecast:

@@ -63,7 +63,8 @@ class Site:
 class Known:
     """All that is known. `deadline` is a round's time for uplinks in seconds, `c_p` the constant of (ND).
 
-    `channel` is the wire (honest symbols, headers, ranges), or the paper's, which the simulator has.
+    `channel` is the wire (honest symbols, headers, ranges), or the paper's, which the simulator has. `stratified` says
+    that the sites' dither is: sites that agree then do better than Theorem 2 allows independent ones.
     """
 
     sites: tuple[Site, ...]
@@ -75,6 +76,7 @@ class Known:
     c_p: float | None = None
     codec: str = "uniform"
     channel: Channel = "wire"
+    stratified: bool = True
 
     def __post_init__(self) -> None:
         if not self.sites:

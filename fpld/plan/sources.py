@@ -121,7 +121,15 @@ def _from_config(config: Config, text: str, contexts: int | None, vocab: int | N
         for node in config.nodes
     )
     deadline = config.budget.deadline if any(site.rate is not None for site in sites) else None
-    known = Known(sites, contexts, vocab, deadline, config.run.rounds, codec=config.codec.name)
+    known = Known(
+        sites,
+        contexts,
+        vocab,
+        deadline,
+        config.run.rounds,
+        codec=config.codec.name,
+        stratified=config.codec.dither == "stratified",
+    )
     return Source(config, text, known, None if config.budget.total is None else config.budget.total * vocab)
 
 

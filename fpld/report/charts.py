@@ -99,8 +99,8 @@ def kl_by_round(run: Run) -> Chart:
         ],
         caption=(
             "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "
-            "(ND) hold; exact logits never leave the nodes, so no one knows it more closely. The line is what "
-            "distillation left."
+            "(ND) hold; exact logits never leave the nodes, so no one knows it more closely. With stratified dither "
+            "nodes that agree go below the band. The line is what distillation left."
         ),
     )  # fmt: skip
 

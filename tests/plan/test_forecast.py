@@ -71,16 +71,20 @@ def test_fifty_random_plans_agree_with_the_simulator() -> None:
 
 @pytest.mark.parametrize("bits", [2.0, 3.3, 4.6, 6.0])
 @pytest.mark.parametrize("ranged", [False, True])
-def test_on_the_wire_the_bracket_holds_for_real_bytes(bits: float, ranged: bool) -> None:
+@pytest.mark.parametrize("stratified", [False, True])
+def test_on_the_wire_the_bracket_holds_for_real_bytes(bits: float, ranged: bool, stratified: bool) -> None:
     """Frames of the uniform codec, decoded: KL of the mean, and the bytes as forecast."""
     target = simulate.Target.draw(contexts=400, vocab=64, seed=1)
     draw = simulate.Draw.make(target, nodes=3, seed=2)
     # A stated range is that of the context's logits, a little under 1 here; a clip level of 1 is what it amounts to.
-    known = Known(tuple(Site(f"n{i}", clip=1.0, ranged=ranged) for i in range(3)), 400, 64, c_p=target.c_p)
+    sites = tuple(Site(f"n{i}", clip=1.0, ranged=ranged) for i in range(3))
+    known = Known(sites, 400, 64, c_p=target.c_p, stratified=stratified)
     plan = forecast(known, "optimal", 3 * bits * 64)
     decoded = []
     for i, site in enumerate(known.sites):
-        wire = replace(known.plan(site, float(plan.bits[i])), node=i)
+        wire = replace(
+            known.plan(site, float(plan.bits[i])), node=i, slot=i if stratified else 0, slots=3 if stratified else 1
+        )
         payload = UniformCodec().encode(draw.logits[i], wire)
         assert len(payload) + OVERHEAD == plan.bytes_sent[i]
         decoded.append(UniformCodec().decode(payload, wire).values)
@@ -88,7 +92,8 @@ def test_on_the_wire_the_bracket_holds_for_real_bytes(bits: float, ranged: bool)
     measured = float(kl(mean, np.mean(decoded, axis=0) - mean).mean())
     assert plan.upper is not None
     assert plan.lower is not None
-    assert plan.lower.bandwidth <= measured
+    assert stratified or plan.lower.bandwidth <= measured
+    assert not (stratified and plan.lower_holds)
     # Without a promise (few bits: (SE) fails) the bound is still near; with one it holds.
     assert measured <= plan.upper.bandwidth * (1.0 if plan.upper_holds else 1.1)
 
@@ -157,7 +162,11 @@ def test_doubts_name_the_condition() -> None:
     assert any(doubt.startswith("(SE) fails") for doubt in rough.doubts())
     assert any(doubt.startswith("(SE') fails") for doubt in rough.doubts())
     assert fine.upper_holds
-    assert fine.doubts() == []
+    assert not fine.lower_holds  # stratified, as runs are
+    assert [doubt[:27] for doubt in fine.doubts()] == ["the dither is stratified: s"]
+    independent = forecast(four(deadline=3000.0, stratified=False), total=40 * 1024)
+    assert independent.lower_holds
+    assert independent.doubts() == []
     degenerate = forecast(four(c_p=0.0, deadline=3000.0), total=40 * 1024)
     assert any(doubt.startswith("(ND) fails") for doubt in degenerate.doubts())
     assert not degenerate.lower_holds
