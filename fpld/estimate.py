@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-    from fpld.types import Decoded, Floats
+    from fpld.types import Decoded, Floats, Reals
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -91,3 +91,27 @@ def distortion_weights(decoded: list[Decoded], bits: ArrayLike, vocab: int) -> F
     noise = np.array([float(np.mean(reply.variance, dtype=np.float64)) for reply in decoded])
     weights: Floats = noise * np.exp2(2 * rates / vocab)
     return weights
+
+
+@dataclass(slots=True)
+class Agreement:
+    """Find out whether nodes agree about what the prior does not know: then stratified dither pays.
+
+    They do if what they sent differs by far less than it says, and by about as much as the codec's own error.
+    """
+
+    said: float = 0.0
+    apart: float = 0.0
+    noise: float = 0.0
+
+    def add(self, residuals: Reals, variance: Reals, weights: Reals) -> None:
+        """Take a block: residuals to the prior and their variance [K, rows, V], combined probabilities [rows, V]."""
+        if len(residuals) > 1:
+            self.said += float(np.einsum("kij,ij->", np.square(residuals), weights) / len(residuals))
+            self.apart += float((residuals.var(axis=0, ddof=1) * weights).sum())
+            self.noise += float(np.einsum("kij,ij->", variance, weights) / len(residuals))
+
+    @property
+    def reached(self) -> bool:
+        """Say whether the nodes agree."""
+        return self.apart < min(0.1 * self.said, 2 * self.noise)

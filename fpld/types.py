@@ -29,7 +29,8 @@ class Plan:
     `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
     centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
     logits that both ends hold exactly, in small integers (see `fpld.codecs.predictive`). With `slots` > 1 the dither is
-    stratified over that many nodes, of which this one is number `slot` (see `fpld.dither`).
+    stratified over that many nodes, of which this one is number `slot` (see `fpld.dither`). `tables` are what a codec
+    that learns begins with: what it had learnt at the end of the round before.
 
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
     >>> plan.budget_bytes
@@ -47,6 +48,7 @@ class Plan:
     slot: int = 0
     slots: int = 1
     prior: npt.NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
+    tables: npt.NDArray[np.uint16] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.run_key, bytes) or not 16 <= len(self.run_key) <= 64:

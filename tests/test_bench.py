@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,16 @@ def test_the_same_seed_gives_the_same_numbers(capsys: pytest.CaptureFixture[str]
     assert numbers(1) == numbers(1) != numbers(2)
 
 
-def test_kl_is_half_the_variance_of_the_mean_on_the_gaussian_scene() -> None:
-    """The paper's second-order law binds kl, mse and the variance that the uniform codec reports."""
+@pytest.mark.parametrize(("stratified", "fewer"), [(False, 4), (True, 16)])
+def test_kl_is_half_the_variance_of_the_mean_on_the_gaussian_scene(stratified: bool, fewer: int) -> None:
+    """The paper's second-order law binds kl, mse and step^2 / 12, over K, or over K^2 where the dither is stratified."""
     scene = gaussian(0, contexts=100)
     uniform = [item for item in bench.contenders(scene) if item.name == "uniform-clip"]
+    uniform = [replace(item, stratified=stratified) for item in uniform]
     (row,), left = bench.measure(scene, uniform, [4.0], 0, lambda: None)
     step = 2 * np.abs(scene.logits).max() / 15
     assert not left
-    assert row["mse"] == pytest.approx(step**2 / 12 / 4, rel=0.05)
+    assert row["mse"] == pytest.approx(step**2 / 12 / fewer, rel=0.05)
     assert row["kl"] == pytest.approx(row["mse"] / 2, rel=0.1)
 
 

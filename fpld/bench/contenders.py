@@ -23,18 +23,22 @@ PEERS = "benchmarks.peers"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Hold one row of the bench: a name, a codec, and the fields of the plan that it is tried under."""
+    """Hold one row of the bench: a name, a codec, and the fields of the plan that it is tried under.
+
+    `stratified`: the nodes share a grid of the dither, as they do in a run.
+    """
 
     name: str
     codec: Codec
     fields: dict[str, Any] = field(default_factory=dict)
+    stratified: bool = False
 
 
 def contenders(scene: Scene) -> list[Contender]:
     """List all rows for a scene; the uniform codec stands twice, with a range for each context and with one clip."""
-    own = [Contender(name, codec, _fields(codec, scene)) for name, codec in _registered()]
+    own = [_own(name, codec, scene) for name, codec in _registered()]
     clip = float(max(np.abs(logits).max() for logits in scene.logits))
-    one_clip = Contender("uniform-clip", codecs.get("uniform"), {"clip": max(clip, 1e-6)})
+    one_clip = Contender("uniform-clip", codecs.get("uniform"), {"clip": max(clip, 1e-6)}, stratified=True)
     return [*own, one_clip, *(Contender(name, codec) for name, codec in _peers(scene.nodes).items())]
 
 
@@ -42,10 +46,11 @@ def _registered() -> list[tuple[str, Codec]]:
     return [(name, codecs.get(name)) for name in codecs.names()]
 
 
-def _fields(codec: Codec, scene: Scene) -> dict[str, Any]:
-    """Give a codec that codes against a prior the scene's, if there is one."""
-    use = getattr(codec, "uses_prior", False) and scene.prior is not None
-    return {"prior": make_prior(scene.prior)} if use and scene.prior is not None else {}
+def _own(name: str, codec: Codec, scene: Scene) -> Contender:
+    """Give a codec what a run would give it: a prior if the scene has one, and otherwise a slot of the dither."""
+    if getattr(codec, "uses_prior", False) and scene.prior is not None:
+        return Contender(name, codec, {"prior": make_prior(scene.prior)})
+    return Contender(name, codec, stratified=True)
 
 
 def _peers(nodes: int) -> dict[str, Codec]:

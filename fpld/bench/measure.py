@@ -92,6 +92,8 @@ def _send(scene: Scene, contender: Contender, bits: float, seed: int) -> _Passed
             contexts=contexts,
             vocab=vocab,
             bits=bits * vocab,
+            slot=node if contender.stratified else 0,
+            slots=scene.nodes if contender.stratified else 1,
             **contender.fields,
         )
         logits = scene.logits[node]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -50,6 +50,24 @@ class Sequential(Protocol):
     ) -> Iterator[Decoded]:
         """Decode blocks that follow each other, from the first context on."""
         ...
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """A codec that learns as it goes, and can begin the next round with what it has learnt (`Plan.tables`)."""
+
+    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
+        """Refuse an unsound payload, for less than decoding costs; give the tables that it ends with, if any."""
+        ...
+
+
+def check(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Any:
+    """Refuse an unsound payload: after this nothing in it can fail; give what the codec has learnt from it."""
+    if isinstance(codec, Learning):
+        return codec.check(payload, plan)
+    for _ in decode_blocks(codec, payload, plan, blocks):
+        pass
+    return None
 
 
 def decode_blocks(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Iterator[Decoded]:

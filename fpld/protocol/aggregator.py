@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs import decode_blocks
+from fpld.codecs import check, decode_blocks
+from fpld.codecs.prior import EIGHTHS
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
-from fpld.estimate import Moments
+from fpld.estimate import Agreement, Moments
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.registry import codecs, rules
 from fpld.theory import softmax, weighted_bracket
@@ -107,6 +108,9 @@ class Aggregator:
         self._moments = Moments.start(len(settings.names), forget=settings.budget.forget)
         self._estimate: Floats | None = None
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._learnt: dict[int, np.ndarray[Any, np.dtype[np.uint16]]] = {}
+        self._tables: np.ndarray[Any, np.dtype[np.uint16]] | None = None
+        self._agree = False
 
     @property
     def bits(self) -> list[float]:
@@ -139,6 +143,8 @@ class Aggregator:
         self.round += 1
         s = self.settings
         bits = s.budget.bits(self.round, self._estimate)
+        # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
+        stratified = s.stratified and (prior is None or self._agree)
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
@@ -149,13 +155,14 @@ class Aggregator:
                 vocab=s.vocab,
                 bits=float(bits[node]),
                 clip=s.clips[node],
-                slot=node if s.stratified else 0,
-                slots=len(s.names) if s.stratified else 1,
+                slot=node if stratified else 0,
+                slots=len(s.names) if stratified else 1,
                 prior=prior,
+                tables=self._tables,
             )
             for node in range(len(s.names))
         }
-        self._frames = {}
+        self._frames, self._learnt = {}, {}
         return {node: Task(plan, s.codec, s.against, broadcast, arrays) for node, plan in self._plans.items()}
 
     def frame(self, node: int, data: bytes) -> Receipt:
@@ -185,6 +192,7 @@ class Aggregator:
         payloads = {node: self._payload(node, self._frames[node]) for node in nodes}
         target = np.empty((s.contexts, s.vocab), np.float32)
         noise, total, bracket = np.zeros(len(s.names)), np.zeros(len(s.names)), np.zeros(2)
+        agreement = Agreement()
         blocks = _blocks(s.contexts, s.vocab * len(nodes))
         streams = [decode_blocks(codec, payloads[node], self._plans[node], blocks) for node in nodes]
         for rows, *replies in zip(blocks, *streams, strict=True):
@@ -194,9 +202,17 @@ class Aggregator:
             for k, node in enumerate(nodes):
                 noise[node] += float(variance[k].sum(dtype=np.float64))
                 total[node] += float(np.square(values[k], dtype=np.float64).sum())
-            bracket += weighted_bracket(softmax(target[rows.start : rows.stop]), variance.sum(axis=0) / len(nodes) ** 2)
+            weights = softmax(target[rows.start : rows.stop])
+            bracket += weighted_bracket(weights, variance.sum(axis=0) / len(nodes) ** 2)
+            prior = self._plans[nodes[0]].prior
+            if prior is not None:
+                agreement.add(values - prior[rows.start : rows.stop] / np.float32(EIGHTHS), variance, weights)
         coordinates = s.contexts * s.vocab
         self._learn(nodes, noise / coordinates, total, coordinates)
+        self._agree = agreement.reached
+        if self._learnt:
+            tables = np.stack([self._learnt[node] for node in sorted(self._learnt)])
+            self._tables = (tables.sum(axis=0, dtype=np.int64) // len(tables)).astype(np.uint16)
         lower, upper = bracket / s.contexts
         return Combined(target, nodes, float(upper), float(lower))
 
@@ -217,15 +233,18 @@ class Aggregator:
         }
         if self._estimate is not None:
             arrays["estimate"] = self._estimate
+        if self._tables is not None:
+            arrays["tables"] = self._tables
         arrays.update({f"reconstruction_{node}": value for node, value in self._reconstructions.items()})
-        return arrays, {"round": self.round, "receipts": [list(receipt) for receipt in self.receipts]}
+        receipts = [list(receipt) for receipt in self.receipts]
+        return arrays, {"round": self.round, "agree": self._agree, "receipts": receipts}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.round = int(meta["round"])
         self.receipts = [Receipt(*receipt) for receipt in meta["receipts"]]
         self._moments = Moments(arrays["moments_total"], arrays["moments_count"], self.settings.budget.forget)
-        self._estimate = arrays.get("estimate")
+        self._estimate, self._tables, self._agree = arrays.get("estimate"), arrays.get("tables"), bool(meta["agree"])
         prefix = "reconstruction_"
         self._reconstructions = {
             int(name.removeprefix(prefix)): value.copy() for name, value in arrays.items() if name.startswith(prefix)
@@ -254,10 +273,11 @@ class Aggregator:
         return "accepted", ""
 
     def _verify(self, node: int, data: bytes) -> None:
-        """Decode all of a frame once and forget it: after acceptance nothing can fail."""
+        """Check all of a frame once: after acceptance nothing can fail."""
         payload, plan, codec = self._payload(node, data), self._plans[node], codecs.get(self.settings.codec)
-        for _ in decode_blocks(codec, payload, plan, _blocks(plan.contexts, plan.vocab)):
-            pass
+        learnt = check(codec, payload, plan, _blocks(plan.contexts, plan.vocab))
+        if learnt is not None:
+            self._learnt[node] = learnt
 
     def _payload(self, node: int, data: bytes) -> memoryview:
         key = self.settings.mac_keys.get(node, b"")

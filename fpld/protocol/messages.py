@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Against = Literal["nothing", "own"]
 Broadcast = Literal["none", "weights", "logits"]
 FORMAT = "fpld-task-1"
-PRIOR = "plan.prior"  # the array of a task that belongs to its plan
+PLAN_ARRAYS = ("prior", "tables")  # of a plan, that travel among the task's arrays as "plan.prior" and so on
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,9 +41,10 @@ class Task:
 
     def to_bytes(self) -> bytes:
         """Serialize, the same for the same task."""
-        named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name != "prior"}
+        named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
         plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
-        arrays = self.arrays if self.plan.prior is None else {**self.arrays, PRIOR: self.plan.prior}
+        own = {f"plan.{name}": getattr(self.plan, name) for name in PLAN_ARRAYS}
+        arrays = self.arrays | {name: array for name, array in own.items() if array is not None}
         head = {"plan": plan, "codec": self.codec, "against": self.against, "broadcast": self.broadcast}
         return dump_arrays(arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
 
@@ -58,8 +59,8 @@ class Task:
             known = dict(head.pop("plan"))
             for name in ("run_key", "probe"):
                 known[name] = bytes.fromhex(known[name])
-            prior = arrays.pop(PRIOR, None)
-            task = cls(Plan(**known, prior=prior), arrays=arrays, **head)
+            known.update({name: arrays.pop(f"plan.{name}", None) for name in PLAN_ARRAYS})
+            task = cls(Plan(**known), arrays=arrays, **head)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"task: must hold a sound plan, but {error}") from error
         for name, value, allowed in (

@@ -1,0 +1,149 @@
+"""How the predictive codec codes: the choice of a mode, the search for the step, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld.codecs import companding
+from fpld.codecs.head import DITHER, PRIOR, START_BYTES, STEPS, TABLES, Head, table_bytes
+from fpld.codecs.prior import EIGHTHS, checked
+from fpld.codecs.ratecontrol import finest
+from fpld.codecs.symbols import Material, Reader, block_ranges, dither_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from fpld.types import Plan, Reals
+
+SAMPLE = 1 << 17  # coordinates that the choice of a mode looks at
+_DITHER_GAIN = 0.8  # what dither must win if all nodes agree: it loses where they do not
+_NEIGHBOURS = 4  # nodes that a node takes to be like itself when it judges the gain
+_TABLES = 8  # times their length: payloads for which tables are worth their place
+
+
+def encode(logits: Reals, plan: Plan) -> bytes:
+    """Choose how to code on some contexts, then find the finest step whose payload fits the budget."""
+    checked(plan)
+    some, few = _sample(logits, plan)
+    trials = [_trial(some, few, mode) for mode in _modes(plan)]
+    _, mode, step, payload = min(trials, key=lambda trial: trial[0])
+    return payload if few.contexts == plan.contexts else _encode(logits, plan, mode, step)[1]
+
+
+def check(payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
+    """Refuse an unsound payload, without the cost of reconstruction; give the tables that it ends with."""
+    if len(payload) == 0:
+        return None
+    reader = Reader(payload, plan)
+    for rows in block_ranges(plan):
+        reader.block(rows)
+    return reader.tables
+
+
+def _trial(logits: Reals, plan: Plan, mode: int) -> tuple[float, int, int, bytes]:
+    """Code with a mode; give the loss that is to be expected of it."""
+    step, payload = _encode(logits, plan, mode, None)
+    if mode & DITHER and payload:
+        loss = _loss(logits, _mean_of_slots(logits, plan, Head(mode, step))) / _DITHER_GAIN
+    else:
+        loss = _loss(logits, np.concatenate([values for values, _ in blocks(payload, plan)]))
+    return loss, mode, step, payload
+
+
+def _mean_of_slots(logits: Reals, plan: Plan, head: Head) -> npt.NDArray[np.float32]:
+    """Give what a few nodes with these very logits would be decoded to, on average: dither pays by the others."""
+    prior = checked(plan) if head.mode & PRIOR else None
+    y = companding.compand(logits, prior) / np.float32(head.size)
+    every = -(-plan.slots // _NEIGHBOURS)
+    slots = range(plan.slot % every, plan.slots, every)
+    total = np.zeros(plan.shape, np.float32)
+    for slot in slots:
+        dither = dither_of(replace(plan, slot=slot), range(plan.contexts))
+        total += companding.expand_dithered(np.rint(y + dither).astype(np.int32), dither, prior, head)[0]
+    total /= len(slots)
+    return total
+
+
+def _modes(plan: Plan) -> list[int]:
+    """Give the modes that a plan allows."""
+    modes = [PRIOR, 0] if plan.prior is not None else [0]
+    return [*modes, *(mode | DITHER for mode in modes)] if plan.slots > 1 else modes
+
+
+def _sample(logits: Reals, plan: Plan) -> tuple[Reals, Plan]:
+    """Take contexts from everywhere, so many that they tell."""
+    every = plan.contexts // max(SAMPLE // plan.vocab, 8)
+    if every < 2:
+        return logits, plan
+    few = logits[::every]
+    prior = None if plan.prior is None else plan.prior[::every]
+    return few, replace(plan, contexts=len(few), prior=prior)
+
+
+def _encode(logits: Reals, plan: Plan, mode: int, guess: int | None) -> tuple[int, bytes]:
+    """Code with a mode and the finest step that fits; give the step and the payload, empty if nothing fits."""
+    material = Material.prepare(logits, plan, mode)
+    extra = table_bytes(material.groups)
+    # Under dither the error is known without measuring.
+    if not mode & DITHER and plan.budget_bytes >= _TABLES * extra:
+        mode |= TABLES
+    room = plan.budget_bytes - START_BYTES - (extra if mode & TABLES else 0)
+    found = finest(lambda step: material.code(step, room, plan), room, STEPS, guess) if room > 0 else None
+    if found is None:
+        return STEPS - 1, b""
+    step, code = found
+    head = Head(mode, step, material.measure(step)) if mode & TABLES else Head(mode, step)
+    return step, head.to_bytes() + code
+
+
+def _loss(logits: Reals, decoded: npt.NDArray[np.float32]) -> float:
+    """Give KL(node's own distribution || what is decoded), averaged over contexts."""
+    true, other = (
+        x - x.max(axis=1, keepdims=True) for x in (np.asarray(logits, np.float64), decoded.astype(np.float64))
+    )
+    p = np.exp(true)
+    mass = p.sum(axis=1)
+    gap = np.log(np.exp(other).sum(axis=1)) - np.log(mass)
+    return float((np.einsum("ij,ij->i", p, true - other) / mass + gap).mean())
+
+
+def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[tuple[npt.NDArray[np.float32], ...]]:
+    """Decode the payload's own blocks, one after the other."""
+    if len(payload) == 0:
+        yield from _unsent(plan)
+        return
+    reader = Reader(payload, plan)
+    head = reader.head
+    zero, left = companding.base(head)
+    for rows in block_ranges(plan):
+        prior = None if reader.prior is None else reader.prior[rows.start : rows.stop]
+        places, symbols, tails = reader.block(rows)
+        if head.mode & DITHER:
+            dense = np.zeros((len(rows), plan.vocab), np.int32)
+            dense.flat[places] = symbols
+            yield companding.expand_dithered(dense, dither_of(plan, rows), prior, head)
+        elif prior is not None:
+            values, variance = zero[-prior], left[-prior]
+            values.flat[places], variance.flat[places] = companding.expand_prior(symbols, prior.ravel()[places], head)
+            yield values, variance
+        else:
+            level = companding.tail_level(tails, np.bincount(places // plan.vocab, minlength=len(rows)), plan.vocab)
+            values = np.repeat(level[:, None], plan.vocab, axis=1)
+            variance = np.full_like(values, head.table["v0"][0])
+            values.flat[places], variance.flat[places] = companding.expand_head(symbols, head)
+            yield values, variance
+
+
+def _unsent(plan: Plan) -> Iterator[tuple[npt.NDArray[np.float32], ...]]:
+    """Give the prior, or the same for all tokens: nothing was sent."""
+    prior = checked(plan)
+    for rows in block_ranges(plan):
+        values = np.zeros((len(rows), plan.vocab), np.float32)
+        if prior is not None:
+            values += prior[rows.start : rows.stop] / np.float32(EIGHTHS)
+        yield values, np.full_like(values, companding.UNKNOWN)

@@ -1,0 +1,180 @@
+"""The predictive codec in reals: from logits to y, and from symbols back to log-probabilities and their variance.
+
+Only the encoder computes y, and only integers decide what is decoded: nothing here must agree to the last bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.codecs.head import GROUPS, PER_GROUP, PRIOR, Head, Table
+from fpld.codecs.prior import CLASS_OF, LOG_PRIOR
+from fpld.jit import kernel
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fpld.codecs.prior import Prior
+    from fpld.types import Reals
+
+TAILS = 4  # the mass of a tail is sent in quarters of an octave
+UNKNOWN = 1.0  # the variance that is reported where nothing was sent, in nats^2
+_LEAST = 1 / 64  # of (p / pi)^(1/4): nothing decodes to a probability of zero
+_LOG_PRIOR = LOG_PRIOR.astype(np.float32)
+_ROOT = np.exp(LOG_PRIOR / 2).astype(np.float32)  # sqrt(pi) of each integer of the prior
+_QUARTER = np.exp(LOG_PRIOR / 4).astype(np.float32)
+_GROUP_OF = (CLASS_OF // PER_GROUP).astype(np.uint8)
+_STATISTICS = 1 << 19  # coordinates that tables are measured on
+
+Floats32 = np.ndarray[Any, np.dtype[np.float32]]
+
+
+def compand(logits: Reals, prior: Prior | None) -> Floats32:
+    """Give y of a block of contexts."""
+    shifted = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32, copy=False)
+    shifted *= np.float32(0.25)
+    quarter: Floats32 = np.exp(shifted, out=shifted)
+    square: Floats32 = quarter * quarter
+    mass = np.einsum("ij,ij->i", square, square, dtype=np.float64)[:, None]
+    if prior is None:
+        square *= (2 / np.sqrt(mass)).astype(np.float32)
+        return square
+    quarter *= np.sqrt(np.sqrt(1 / mass)).astype(np.float32)
+    root = _QUARTER[-prior]
+    quarter -= root
+    quarter *= 4 * root
+    return quarter
+
+
+@kernel
+def tails(y: Any, inverse: float, rounding: float, out: Any) -> None:
+    """Give each context's mass below the step, as its number; -1 where nothing else is sent."""
+    for row in range(y.shape[0]):
+        mass, zeros = 0.0, 0
+        for v in range(y.shape[1]):
+            if y[row, v] * inverse + rounding < 1.0:
+                mass += y[row, v] * y[row, v]
+                zeros += 1
+        if zeros == y.shape[1] or zeros == 0:
+            out[row] = -1
+        else:
+            out[row] = min(max(int(np.rint(-4.0 * np.log2(max(mass / 4, 1e-30)))), 0), 255)
+
+
+@kernel
+def _measure(y: Any, first: int, last: int, inverse: float, rounding: float, scale: float, out: Any) -> None:
+    """Add count, sum and sum of squares to out [3, 3].
+
+    Of log(p / pi) at zeros (without a prior, of log p weighed by p); of |y| / step - |q| at ones, and at more.
+    """
+    for i in range(first, last):
+        scaled = abs(y[i]) * inverse
+        size = int(scaled + rounding)
+        if size == 0:
+            b, weight, value = 0, 1.0, 0.0
+            if scale > 0.0:
+                value = 4.0 * np.log(max(1.0 + y[i] * scale, 1.0 / 64))
+            else:
+                weight = max(float(y[i]) * y[i], 1e-30)
+                value = np.log(weight)
+        else:
+            b, weight, value = min(size, 2), 1.0, scaled - size
+        out[b, 0] += weight
+        out[b, 1] += weight * value
+        out[b, 2] += weight * value * value
+
+
+def measure(y: Floats32, starts: npt.NDArray[np.int64], mode: int, size: float, rounding: float) -> Table:
+    """Make the table of what lies in the cells, group by group; -1 as a variance marks a group that is not in use."""
+    table = Head(mode, 0).table
+    every = max(starts.shape[0] * int(starts[0, -1] - starts[0, 0]) // _STATISTICS, 1)
+    for group in range(GROUPS):
+        found = np.zeros((3, 3))
+        for c in range(PER_GROUP * group, PER_GROUP * (group + 1)):
+            # The class's middle stands for the prior: a quarter of a nat.
+            scale = float(np.exp((c + 0.5) / 4) / 4) if mode & PRIOR else 0.0
+            for block in range(0, len(starts), every):
+                part = np.zeros((3, 3))
+                _measure(y, starts[block, c], starts[block, c + 1], 1 / size, rounding, scale, part)
+                if mode & PRIOR:
+                    part[0] *= np.exp(-(c + 0.5) / 2)  # zeros count as KL weighs them
+                found += part
+        _fill(table[group], found, bool(mode & PRIOR))
+    return table
+
+
+def _fill(row: Any, found: npt.NDArray[np.float64], prior: bool) -> None:
+    if found[:, 0].sum() == 0:
+        row["v1"] = -1
+        return
+    count = np.maximum(found[:, 0], 1e-30)
+    mean = found[:, 1] / count
+    spread = np.maximum(found[:, 2] - count * mean**2, 0)
+    if found[0, 0] > 0:
+        row["zero"] = np.clip(np.rint(32 * mean[0]), -127, 127) if prior else 0
+        row["v0"] = min(spread[0] / count[0], 6e4)
+    for b, name in ((1, "one"), (2, "more")):
+        if found[b, 0] > 0:
+            row[name] = np.clip(np.rint(256 * mean[b]), -127, 127)
+    if found[1:, 0].sum() > 0:
+        row["v1"] = min(spread[1:].sum() / count[1:].sum(), 6e4)
+
+
+def base(head: Head) -> tuple[Floats32, Floats32]:
+    """Give what a zero decodes to against each integer of the prior, and its variance."""
+    values = LOG_PRIOR + (head.table["zero"] / 32.0)[_GROUP_OF]
+    return values.astype(np.float32), head.table["v0"][_GROUP_OF].astype(np.float32)
+
+
+def cells(symbols: npt.NDArray[np.int32], groups: npt.NDArray[np.uint8] | int, head: Head) -> Floats32:
+    """Give y of symbols that are not zero: the mean of their cells."""
+    size = np.abs(symbols)
+    offset = np.where(size == 1, head.table["one"][groups], head.table["more"][groups]) / np.float32(256)
+    result: Floats32 = (np.sign(symbols) * (size + offset) * head.size).astype(np.float32)
+    return result
+
+
+def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> tuple[Floats32, Floats32]:
+    """Give log-probabilities and variances of symbols that are not zero, coded against the prior."""
+    groups = _GROUP_OF[-prior]
+    return _expand(cells(symbols, groups, head), prior, head.table["v1"][groups].astype(np.float32) * head.size**2)
+
+
+def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> tuple[Floats32, Floats32]:
+    root = _ROOT[-prior]
+    ratio = np.maximum(1 + y / (4 * root), np.float32(_LEAST))  # (p / pi)^(1/4)
+    values: Floats32 = _LOG_PRIOR[-prior] + 4 * np.log(ratio)
+    left: Floats32 = variance / np.square(root * ratio)
+    return values, left
+
+
+def expand_head(symbols: npt.NDArray[np.int32], head: Head) -> tuple[Floats32, Floats32]:
+    """Give log-probabilities and variances of symbols that are not zero, coded without a prior."""
+    return _expand_head(
+        np.maximum(cells(symbols, 0, head), np.float32(head.size / 4)), float(head.table["v1"][0]), head
+    )
+
+
+def _expand_head(y: Floats32, variance: float, head: Head) -> tuple[Floats32, Floats32]:
+    values: Floats32 = 2 * np.log(y / 2)
+    left: Floats32 = (4 * variance * head.size**2 / np.square(y)).astype(np.float32)
+    return values, left
+
+
+def expand_dithered(
+    symbols: npt.NDArray[np.int32], dither: Floats32, prior: Prior | None, head: Head
+) -> tuple[Floats32, Floats32]:
+    """Give log-probabilities and variances of all coordinates of a block, coded with dither."""
+    y: Floats32 = ((symbols - dither) * head.size).astype(np.float32)
+    if prior is not None:
+        return _expand(y, prior, head.size**2 / 12)
+    return _expand_head(np.maximum(y, np.float32(0.1 * head.size)), 1 / 12, head)
+
+
+def tail_level(tails: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], vocab: int) -> Floats32:
+    """Give the log-probability of each context's tokens that were not sent: an equal share of the tail's mass."""
+    mass = np.where(tails >= 0, np.exp2(-tails / TAILS), 1.0)
+    result: Floats32 = np.log(mass / np.maximum(vocab - counts, 1)).astype(np.float32)
+    return result
