@@ -57,7 +57,7 @@ def to_tensorboard(run: Run, folder: Path) -> list[Path]:
     with SummaryWriter(str(place)) as writer:
         for row in round_rows(run):
             for name, value in row.items():
-                if name != "round":
+                if name != "round" and value is not None:
                     writer.add_scalar(f"round/{name}", value, row["round"])
         for row in allocation_rows(run):
             for name in ("bits_allotted", "bits_sent", "bytes", "weight", "heldout_loss", "seconds"):

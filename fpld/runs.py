@@ -39,9 +39,10 @@ class Line(_Read):
     overhead_bytes: int
     node_bytes: list[int] = []
     weights: list[float] | None = None
+    noise: list[float | None] = []
     kl: float
-    heldout_loss: float
-    heldout_by_node: list[float]
+    heldout_loss: float | None
+    heldout_by_node: list[float | None]
     bandwidth_upper: float
     bandwidth_lower: float
     refused: list[str] = []

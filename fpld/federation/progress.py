@@ -35,11 +35,21 @@ class Progress:
         ]
         self.phase("collecting")
 
-    def node(self, node: int, state: str, reason: str = "", *, sent: int = 0) -> None:
-        """Note what became of a node: accepted, duplicate, refused, failed, late or busy; `sent` bytes came."""
-        seconds = None if state in ("late", "busy") else round(time.monotonic() - self._started, 3)
-        self._nodes[node].update(state=state, reason=reason, bytes=sent, seconds=seconds)
+    def answered(self, node: int, verdict: str, reason: str, sent: int) -> None:
+        """Note what became of a node's frame of so many bytes: accepted, duplicate or refused, and why."""
+        seconds = round(time.monotonic() - self._started, 3)
+        self._nodes[node].update(state=verdict, reason=reason, bytes=sent, seconds=seconds)
         self._write()
+
+    def missing(self, text: str) -> None:
+        """Note a node that does not answer in this round, as the trace says it: its name, a colon, and why."""
+        for node in self._nodes:
+            if text.startswith(f"{node['name']}: "):
+                why = text.removeprefix(f"{node['name']}: ")
+                state = next((word for word in ("late", "failed") if why.startswith(f"{word}: ")), "absent")
+                node.update(state=state, reason=why.removeprefix(f"{state}: "))
+                self._write()
+                return
 
     def phase(self, name: str) -> None:
         """Note what the aggregator does: collecting, combining, distilling, evaluating, closed."""

@@ -181,11 +181,11 @@ class Federation:
     def _collect(self, pool: Executor, tasks: dict[int, Task], report: Callable[[str], None]) -> list[str]:
         """Let the nodes work until all have answered or the deadline; give who did not answer, and why."""
         round, names = self.aggregator.round, self.aggregator.settings.names
-        absent = [f"{names[node]}: still busy with an earlier round" for node in tasks if node in self._busy]
-        futures = {}
+        absent, futures = [], {}
         for node, task in tasks.items():
             if node in self._busy:  # a node does one thing at a time
-                self.progress.node(node, "busy", "still busy with an earlier round")
+                absent.append(f"{names[node]}: still busy with an earlier round")
+                self.progress.missing(absent[-1])
             else:
                 futures[pool.submit(jobs.node_round, str(self._folders[node]), task.to_bytes())] = node
         try:
@@ -196,17 +196,17 @@ class Federation:
                     receipt = self.aggregator.frame(node, frame)
                 except Exception as error:  # whatever stops a node, the others go on
                     absent.append(f"{names[node]}: failed: {error}")
-                    self.progress.node(node, "failed", str(error))
+                    self.progress.missing(absent[-1])
                     report(f"round {round}: {absent[-1]}")
                     continue
-                self.progress.node(node, receipt.verdict, receipt.reason, sent=len(frame))
+                self.progress.answered(node, receipt.verdict, receipt.reason, len(frame))
                 left = len(self.aggregator.missing)
                 report(f"round {round}: {names[node]} {receipt.verdict}; {left} nodes to come")
         except TimeoutError:
             for future, node in futures.items():
                 if not future.done():
                     absent.append(f"{names[node]}: late: no answer within {self.config.run.deadline:g} s")
-                    self.progress.node(node, "late", f"no answer within {self.config.run.deadline:g} s")
+                    self.progress.missing(absent[-1])
                     report(f"round {round}: {absent[-1]}")
                     self._busy.add(node)
                     future.add_done_callback(partial(self._late, node))
@@ -249,6 +249,9 @@ class Federation:
             "overhead_bytes": OVERHEAD * len(sent),
             "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in range(len(self.config.nodes))],
             "weights": None if weights is None else [float(w) for w in weights],
+            "noise": [
+                float(self.aggregator.noise[node]) if node in sent else None for node in range(len(self.config.nodes))
+            ],
             "kl": divergence,
             "heldout_loss": loss,
             "heldout_by_node": losses,

@@ -13,10 +13,12 @@ from tomlkit.exceptions import TOMLKitError
 
 from fpld import config as configuration
 from fpld.errors import InputError
+from fpld.estimate import distortion_weights
 from fpld.files import read_json
 from fpld.plan.forecast import Forecast
 from fpld.plan.known import Known, Site
 from fpld.runs import read_run
+from fpld.types import Decoded
 from fpld.units import show_rate, show_size
 
 if TYPE_CHECKING:
@@ -63,9 +65,9 @@ def learn(known: Known, line: Line) -> Known:
     """Set clip levels and c_p so that the planner's bracket, at the bits that a round had, is the one found there.
 
     A run knows the noise of what it decoded, so its bracket is measured. The levels' proportions are those of the
-    estimated weights, or of what was configured, or equal.
+    estimated weights, or of each site's own noise, or of what was configured.
     """
-    estimated = line.weights
+    estimated = line.weights if line.weights is not None else _weights(known, line)
     if estimated is not None:
         known = replace(
             known, sites=tuple(replace(s, weight=float(w)) for s, w in zip(known.sites, estimated, strict=True))
@@ -143,6 +145,16 @@ def _with_ranges(known: Known, scale: float) -> Known:
     """Let the ranges that contexts state amount to clip levels in proportion to the roots of the weights."""
     levels = [scale * math.sqrt(site.allocation_weight) if site.ranged else site.clip for site in known.sites]
     return replace(known, sites=tuple(replace(s, clip=level) for s, level in zip(known.sites, levels, strict=True)))
+
+
+def _weights(known: Known, line: Line) -> list[float] | None:
+    """Read the sites' weights off the noise of what they sent, if all have sent and no clip says them."""
+    noise = [value for value in line.noise if value is not None]
+    if len(noise) < len(known.sites) or not all(site.ranged for site in known.sites):
+        return None
+    bits = known.vocab * known.paper_bits(np.array(line.bits_allotted) * known.vocab)
+    replies = [Decoded(np.zeros(1), np.full(1, value)) for value in noise]
+    return [float(weight) for weight in distortion_weights(replies, bits, known.vocab)]
 
 
 def _found(known: Known, bits: Floats) -> float:

@@ -107,6 +107,7 @@ class Aggregator:
         self._frames: dict[int, bytes] = {}
         self._moments = Moments.start(len(settings.names), forget=settings.budget.forget)
         self._estimate: Floats | None = None
+        self.noise = np.zeros(len(settings.names))  # mean variance of what each node's frame of this round decoded to
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._learnt: dict[int, np.ndarray[Any, np.dtype[np.uint16]]] = {}
         self._tables: np.ndarray[Any, np.dtype[np.uint16]] | None = None
@@ -295,7 +296,7 @@ class Aggregator:
 
     def _learn(self, nodes: list[int], noise: Floats, total: Floats, count: int) -> None:
         """Update the weights' estimate from what this round brought."""
-        budget = self.settings.budget
+        budget, self.noise = self.settings.budget, noise
         self._moments = self._moments.add({node: (float(total[node]), count) for node in nodes})
         if budget.estimator == "second-moment" and (self._moments.count > 0).all():
             self._estimate = self._moments.weights()

@@ -11,7 +11,7 @@ from fpld.units import show_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpld.runs import Line, Run
+    from fpld.runs import Run
 
 ROUND = Axis("round", "band")
 LOSS = "held-out loss (nats per token)"
@@ -41,14 +41,17 @@ def loss_by_bytes(runs: Sequence[Run]) -> Chart:
     """Draw held-out loss against the bytes sent so far, with the baselines of a single run."""
     series = [
         Series(
-            "fpld" if len(runs) == 1 else run.name, "line", list(run.uplink), [line.heldout_loss for line in run.trace]
+            "fpld" if len(runs) == 1 else run.name,
+            "line",
+            list(run.uplink),
+            [_number(line.heldout_loss) for line in run.trace],
         )
         for run in runs
     ]
     if len(runs) == 1:
         series += _baselines(runs[0])
     ends = "; ".join(
-        f"{item.name} ends at {run.trace[-1].heldout_loss:.3f} nats after {show_size(run.uplink[-1])}"
+        f"{item.name} ends at {_number(run.trace[-1].heldout_loss):.3f} nats after {show_size(run.uplink[-1])}"
         for item, run in zip(series, runs, strict=False)
     )
     others = ", ".join(f"{item.name} {item.y[0]:.3f}" for item in series if item.kind != "line")
@@ -66,14 +69,19 @@ def loss_by_bytes(runs: Sequence[Run]) -> Chart:
 
 def loss_by_round(runs: Sequence[Run]) -> Chart:
     """Draw held-out loss by round."""
-    ends = "; ".join(f"{run.name} {run.trace[0].heldout_loss:.3f} to {run.trace[-1].heldout_loss:.3f}" for run in runs)
+    ends = "; ".join(
+        f"{run.name} {_number(run.trace[0].heldout_loss):.3f} to {_number(run.trace[-1].heldout_loss):.3f}"
+        for run in runs
+    )
     return Chart(
         name="loss-by-round",
         title="Held-out loss by round",
         alt=f"Lines of held-out loss by round: {ends}.",
         x=ROUND,
         y=Axis(LOSS),
-        series=[Series(run.name, "line", _rounds(run), [line.heldout_loss for line in run.trace]) for run in runs],
+        series=[
+            Series(run.name, "line", _rounds(run), [_number(line.heldout_loss) for line in run.trace]) for run in runs
+        ],
     )
 
 
@@ -182,7 +190,7 @@ def seconds_by_node(run: Run) -> Chart:
     kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
     lines = [line for line in run.trace if line.answers]
     series = [
-        Series(name, kind, [line.round for line in lines], [_answer(line, i) for line in lines])  # type: ignore[arg-type]
+        Series(name, kind, [line.round for line in lines], [_at(line.answers, i) for line in lines])  # type: ignore[arg-type]
         for i, name in enumerate(run.nodes)
     ]
     slowest = max(series, key=lambda item: _largest(item.y))
@@ -217,13 +225,13 @@ def _rounds(run: Run) -> list[int]:
     return [line.round for line in run.trace]
 
 
-def _at(values: Sequence[float], index: int) -> float:
-    return values[index] if index < len(values) else float("nan")
+def _at(values: Sequence[float | None], index: int) -> float:
+    return _number(values[index] if index < len(values) else None)
 
 
-def _answer(line: Line, index: int) -> float:
-    seconds = line.answers[index] if index < len(line.answers) else None
-    return float("nan") if seconds is None else seconds
+def _number(value: float | None) -> float:
+    """Give what is not known as no number: it is not drawn."""
+    return math.nan if value is None else value
 
 
 def _largest(values: Sequence[float]) -> float:

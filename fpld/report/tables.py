@@ -19,7 +19,8 @@ def tiles(run: Run) -> dict[str, str]:
     """Give what is worth knowing at a glance."""
     found = {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
-        found["held-out loss"] = f"{run.trace[-1].heldout_loss:.4f} nats"
+        loss = run.trace[-1].heldout_loss
+        found["held-out loss"] = "not evaluated" if loss is None else f"{loss:.4f} nats"
         found["sent so far"] = show_size(run.uplink[-1])
     closed = gap(run)
     if closed is not None:
