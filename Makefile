@@ -4,10 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo reproduce test quick check lint types format figures results clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## a virtual environment in .venv with all that development needs
 
@@ -52,6 +52,9 @@ format: setup ## format the code
 
 figures: setup ## the figures that the docs show
 	$(BIN)/python docs/make_figures.py
+
+screenshots: setup browser ## the pictures of pages that the docs show, from a run of the demonstration
+	$(BIN)/python docs/make_screenshots.py
 
 results: setup ## docs/results.md from runs, kept under out/results/ (an hour; goes on where it stopped)
 	$(BIN)/python experiments/results.py

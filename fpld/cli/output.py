@@ -39,13 +39,15 @@ class Output:
         """Print rows as a table, for a person only."""
         if self.json or not rows:
             return
-        table = Table(title=title, title_justify="left", title_style="bold")
-        for name in rows[0]:
-            numbers = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
-            table.add_column(name, justify="right" if numbers else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(_cell(value) for value in row.values()))
-        _console().print(table)
+        console = _console()
+        for number, columns in enumerate(_parts(rows, console.width)):
+            table = Table(title=None if number else title, title_justify="left", title_style="bold")
+            for name in columns:
+                numbers = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
+                table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+            for row in rows:
+                table.add_row(*(_cell(row[name]) for name in columns))
+            console.print(table)
 
     def note(self, text: str) -> None:
         """Print a line, for a person only."""
@@ -99,6 +101,18 @@ class Status:
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def _parts(rows: Sequence[Row], width: int) -> list[list[str]]:
+    """Cut a table that is too wide into parts that fit, each beginning with the first column."""
+    first, *others = rows[0]
+    room = {name: max(len(name), *(len(_cell(row[name])) for row in rows)) + 3 for name in rows[0]}
+    parts = [[first]]
+    for name in others:
+        if len(parts[-1]) > 1 and sum(room[each] for each in parts[-1]) + room[name] + 1 > width:
+            parts.append([first])
+        parts[-1].append(name)
+    return parts
 
 
 def _cell(value: object) -> str:
