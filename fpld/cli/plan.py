@@ -112,6 +112,8 @@ def _known(arguments: argparse.Namespace, source: Source | None) -> Known:
         count = _count(arguments)
         known = Known(tuple(Site(f"site-{i + 1}") for i in range(count)), **given)
     else:
+        if arguments.names is not None:
+            raise InputError("--names is for a plan without CONFIG, which names its nodes itself")
         known = replace(source.known, **given)
     if arguments.peak is not None:
         if not 1 / known.vocab <= arguments.peak <= 1:

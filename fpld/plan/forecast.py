@@ -157,7 +157,7 @@ def least_total(known: Known, kl: float) -> Forecast:
     """Give the plan of least total bits whose upper bound, data term included, is at most `kl`."""
     caps, floors = known.caps(), known.floors()
     best = Forecast(known, "optimal", _finite(known, caps))
-    _refuse_unreachable(best, kl, "lengthen the deadline or raise the caps")
+    _refuse_unreachable(best, kl, lambda: _longer(known, kl))
     low = max(float(floors.sum()), 1.0)
     total = _bisect(lambda value: _promise(forecast(known, "optimal", value)) <= kl, low, float(best.bits.sum()))
     return forecast(known, "optimal", total)
@@ -175,7 +175,7 @@ def shortest_deadline(known: Known, kl: float) -> Forecast:
 
     while most < 1e12 and not _promise(at(most)) <= kl:
         most *= 2
-    _refuse_unreachable(at(most), kl, "raise the caps")
+    _refuse_unreachable(at(most), kl, lambda: "raise the caps")
     return at(_bisect(lambda deadline: _promise(at(deadline)) <= kl, least, most))
 
 
@@ -193,7 +193,15 @@ def _promise(plan: Forecast) -> float:
     return upper.total
 
 
-def _refuse_unreachable(best: Forecast, kl: float, advice: str) -> None:
+def _longer(known: Known, kl: float) -> str:
+    """Say what would make a target feasible that the caps do not reach."""
+    if any(site.rate is None for site in known.sites):
+        return "raise the caps"
+    least = shortest_deadline(known, kl).known.deadline or 0.0
+    return f"feasible is a deadline of {math.ceil(10 * least) / 10:g} s"
+
+
+def _refuse_unreachable(best: Forecast, kl: float, advice: Callable[[], str]) -> None:
     kl = _check.real("target", kl, above=0.0)
     promise, upper = _promise(best), best.upper
     if upper is not None and upper.data >= kl:
@@ -202,7 +210,7 @@ def _refuse_unreachable(best: Forecast, kl: float, advice: str) -> None:
         )
     if not promise <= kl:
         raise BudgetError(
-            f"target must be at least {promise:.3g}, what all sites at their caps give, got {kl:g}: {advice}"
+            f"target must be at least {promise:.3g}, what all sites at their caps give, got {kl:g}: {advice()}"
         )
 
 

@@ -103,6 +103,8 @@ def write(source: Source, plan: Forecast) -> str:
         document.get("budget", {}).pop(key, None)
     document.setdefault("run", tomlkit.table())["rounds"] = plan.known.rounds
     document["probe"]["contexts"] = plan.known.contexts
+    if source.config.tokenizer.kind == "bpe" and source.config.tokenizer.vocab != plan.known.vocab:
+        document.setdefault("tokenizer", tomlkit.table())["vocab"] = plan.known.vocab
     text = f"# Planned by fpld plan: {plan.policy} allocation.\n{tomlkit.dumps(document)}"
     configuration.parse(text, "the planned configuration")
     return text
@@ -150,7 +152,7 @@ def _with_ranges(known: Known, scale: float) -> Known:
 def _weights(known: Known, line: Line) -> list[float] | None:
     """Read the sites' weights off the noise of what they sent, if all have sent and no clip says them."""
     noise = [value for value in line.noise if value is not None]
-    if len(noise) < len(known.sites) or not all(site.ranged for site in known.sites):
+    if len(noise) < len(known.sites) or min(noise) <= 0 or not all(site.ranged for site in known.sites):
         return None
     bits = known.vocab * known.paper_bits(np.array(line.bits_allotted) * known.vocab)
     replies = [Decoded(np.zeros(1), np.full(1, value)) for value in noise]

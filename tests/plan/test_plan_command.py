@@ -112,7 +112,12 @@ def test_what_is_written_is_what_runs(
         ([*PLAN, "--total", "1,2"], "--total must be one number"),
         ([*PLAN[:-1], "20"], "feasible is a deadline of at least 65.6 s, or at most"),
         ([*PLAN[:-1], "-1"], "deadline must be greater than 0"),
-        ([*PLAN, "--target", "1e-12"], "target must be at least"),
+        (
+            [*PLAN, "--target", "0.0001"],
+            "what all sites at their caps give, got 0.0001: feasible is a deadline of 419.4 s",
+        ),
+        ([*PLAN, "--caps", "4", "--target", "1e-4"], "got 0.0001: raise the caps"),
+        (["plan", "hospitals", "--names", "a,b,c,d,e"], "--names is for a plan without CONFIG"),
         ([*PLAN, "--peak", "3"], "--peak must be from 1/V"),
         ([*PLAN, "--policy", "best"], "allocator must be one of"),
         ([*PLAN, "--write", "x.toml"], "--write needs CONFIG"),
