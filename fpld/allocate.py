@@ -9,6 +9,9 @@ level x until sum_i clip(slope_i * x + offset_i, floor_i, cap_i) = total", and d
     inverse    bits_i = x / w_i                  the paper's bad example: more bits to the less noisy
 
 The sum is piecewise linear and increasing in x, so sorting its 2K corners solves it exactly, in O(K log K).
+
+`equal_slopes` solves the same Lagrangian for codecs whose loss is not 2^(-2 B / V): for measured curves
+log loss_i = level_i - rate_i sqrt(B_i), which are convex and what the predictive codec is found to have.
 """
 
 from __future__ import annotations
@@ -77,6 +80,56 @@ def inverse(
     weights = _weights(weights)
     _vocab(vocab)
     return _fill(weights.min() / weights, np.zeros_like(weights), total, caps, floors)
+
+
+def equal_slopes(
+    levels: ArrayLike,
+    rates: ArrayLike,
+    total: float,
+    caps: ArrayLike | None = None,
+    floors: ArrayLike | None = None,
+) -> Floats:
+    """Allocate so that one more bit buys the same at every node, for losses exp(level_i - rate_i sqrt(B_i)).
+
+    A loss gets flatter as B grows, from as steep as you like to flat, so each slope has its bits; both by bisection.
+
+    >>> equal_slopes([0.0, 0.0], [0.1, 0.1], total=200).tolist()
+    [100.0, 100.0]
+    """
+    levels = _check.vector("levels", levels)
+    rates = _check.vector("rates", rates, size=levels.size)
+    if not (np.isfinite(levels).all() and np.isfinite(rates).all() and (rates > 0).all()):
+        raise InputError("levels must be finite, and rates finite and greater than 0")
+    total = _check.real("total", total, above=0.0)
+    low, high = _limits(levels.size, total, caps, floors)
+    high = np.minimum(high, total)
+
+    def steepness(bits: Floats) -> Floats:
+        root = np.sqrt(np.maximum(bits, 1e-12))
+        logarithm: Floats = levels - rates * root + np.log(rates / (2 * root))
+        return logarithm
+
+    def bits_at(slope: float) -> Floats:
+        first, last = low, high
+        for _ in range(60):
+            middle = (first + last) / 2
+            steep = steepness(middle) > slope
+            first, last = np.where(steep, middle, first), np.where(steep, last, middle)
+        return (first + last) / 2
+
+    flat, steep = float(steepness(high).min()) - 1, float(steepness(low).max()) + 1
+    for _ in range(100):
+        slope = (flat + steep) / 2
+        if bits_at(slope).sum() > total:
+            flat = slope
+        else:
+            steep = slope
+    bits = bits_at(steep)
+    # What bisection leaves over goes where there is room, so that the sum is exact.
+    room = high - bits
+    spare = total - bits.sum()
+    filled: Floats = np.clip(bits + spare * room / max(room.sum(), 1e-300), low, high)
+    return filled
 
 
 def round_bits(bits: ArrayLike, caps: ArrayLike | None = None) -> Ints:

@@ -103,7 +103,7 @@ class BudgetSection(Section):
 
     total: Positive | None = None
     allocator: str = "optimal"
-    estimator: Literal["none", "second-moment", "distortion"] = "none"
+    estimator: Literal["none", "second-moment", "distortion", "curves"] = "none"
     warmup: Count = 1
     forget: Annotated[float, Field(gt=0, le=1)] = 1.0
     deadline: Positive = 60.0

@@ -18,13 +18,15 @@ import numpy as np
 
 from fpld import _check
 from fpld.errors import InputError
+from fpld.theory import kl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import ArrayLike
 
-    from fpld.types import Decoded, Floats, Reals
+    from fpld.codecs import Codec
+    from fpld.types import Decoded, Floats, Plan, Reals
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -115,3 +117,22 @@ class Agreement:
     def reached(self) -> bool:
         """Say whether the nodes agree."""
         return self.apart < min(0.1 * self.said, 2 * self.noise)
+
+
+def loss_curve(codec: Codec, plan: Plan, values: Reals, noise: float) -> Floats:
+    """Give level and rate of log loss = level - rate sqrt(bits) for a node, from what it sent in a round.
+
+    Its decoded logits on some contexts, `values`, are coded again with half and a quarter of the bits. What that loses,
+    on top of the `noise` in them (both as KL, in nats per context), is what the node would have lost with fewer bits.
+    """
+    points = [(plan.bits, noise)]
+    for share in (0.5, 0.25):
+        fewer = replace(plan, bits=share * plan.bits)
+        if fewer.bits >= codec.least_bits(fewer):
+            decoded = codec.decode(codec.encode(values, fewer), fewer).values
+            points.append((fewer.bits, noise + float(kl(values, decoded - values).mean())))
+    bits, losses = np.array(points).T
+    roots, logs = np.sqrt(bits), np.log(np.maximum(losses, 1e-30))
+    rate = -np.polyfit(roots, logs, 1)[0] if len(points) > 1 else 0.0
+    rate = max(float(rate), 1e-6 / float(roots[0]))
+    return np.array([logs.mean() + rate * roots.mean(), rate])

@@ -67,5 +67,11 @@ rules: Registry[Rule] = Registry(
     },
 )
 codecs: Registry[Codec] = Registry(
-    "codec", {"uniform": UniformCodec(), "float32": Float32Codec(), "predictive": PredictiveCodec()}
+    "codec",
+    {
+        "uniform": UniformCodec(),
+        "float32": Float32Codec(),
+        "predictive": PredictiveCodec(),
+        "predictive-strict": PredictiveCodec(code=4, strict=True),
+    },
 )

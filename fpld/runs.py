@@ -38,7 +38,7 @@ class Line(_Read):
     payload_bytes: int
     overhead_bytes: int
     node_bytes: list[int] = []
-    weights: list[float] | None = None
+    weights: list[float] | list[list[float]] | None = None
     noise: list[float | None] = []
     kl: float
     heldout_loss: float | None
@@ -53,6 +53,12 @@ class Line(_Read):
     def sent(self) -> int:
         """Give all bytes that nodes sent in the round."""
         return self.payload_bytes + self.overhead_bytes
+
+    @property
+    def node_weights(self) -> list[float] | None:
+        """Give a weight for each node, if weights are what was estimated (and not curves, of two numbers each)."""
+        found = [weight for weight in self.weights or [] if isinstance(weight, float)]
+        return found or None
 
     @property
     def phases(self) -> dict[str, float]:

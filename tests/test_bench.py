@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_numbers(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(("stratified", "fewer"), [(False, 4), (True, 16)])
 def test_kl_is_half_the_variance_of_the_mean_on_the_gaussian_scene(stratified: bool, fewer: int) -> None:
-    """The paper's second-order law binds kl, mse and step^2 / 12, over K, or over K^2 where the dither is stratified."""
+    """The second-order law binds kl, mse and step^2 / 12: over K, or over K^2 where the dither is stratified."""
     scene = gaussian(0, contexts=100)
     uniform = [item for item in bench.contenders(scene) if item.name == "uniform-clip"]
     uniform = [replace(item, stratified=stratified) for item in uniform]

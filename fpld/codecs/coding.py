@@ -9,7 +9,7 @@ import numpy as np
 
 from fpld.codecs import companding
 from fpld.codecs.head import DITHER, PRIOR, START_BYTES, STEPS, TABLES, Head, table_bytes
-from fpld.codecs.prior import EIGHTHS, checked
+from fpld.codecs.prior import checked
 from fpld.codecs.ratecontrol import finest
 from fpld.codecs.symbols import Material, Reader, block_ranges, dither_of
 
@@ -35,7 +35,7 @@ def encode(logits: Reals, plan: Plan) -> bytes:
     return payload if few.contexts == plan.contexts else _encode(logits, plan, mode, step)[1]
 
 
-def check(payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
+def check(payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
     """Refuse an unsound payload, without the cost of reconstruction; give the tables that it ends with."""
     if len(payload) == 0:
         return None
@@ -49,10 +49,10 @@ def _trial(logits: Reals, plan: Plan, mode: int) -> tuple[float, int, int, bytes
     """Code with a mode; give the loss that is to be expected of it."""
     step, payload = _encode(logits, plan, mode, None)
     if mode & DITHER and payload:
-        loss = _loss(logits, _mean_of_slots(logits, plan, Head(mode, step))) / _DITHER_GAIN
+        found = loss(logits, _mean_of_slots(logits, plan, Head(mode, step))) / _DITHER_GAIN
     else:
-        loss = _loss(logits, np.concatenate([values for values, _ in blocks(payload, plan)]))
-    return loss, mode, step, payload
+        found = loss(logits, np.concatenate([values for values, _ in blocks(payload, plan)]))
+    return found, mode, step, payload
 
 
 def _mean_of_slots(logits: Reals, plan: Plan, head: Head) -> npt.NDArray[np.float32]:
@@ -101,7 +101,7 @@ def _encode(logits: Reals, plan: Plan, mode: int, guess: int | None) -> tuple[in
     return step, head.to_bytes() + code
 
 
-def _loss(logits: Reals, decoded: npt.NDArray[np.float32]) -> float:
+def loss(logits: Reals, decoded: npt.NDArray[np.float32]) -> float:
     """Give KL(node's own distribution || what is decoded), averaged over contexts."""
     true, other = (
         x - x.max(axis=1, keepdims=True) for x in (np.asarray(logits, np.float64), decoded.astype(np.float64))
@@ -112,38 +112,26 @@ def _loss(logits: Reals, decoded: npt.NDArray[np.float32]) -> float:
     return float((np.einsum("ij,ij->i", p, true - other) / mass + gap).mean())
 
 
-def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[tuple[npt.NDArray[np.float32], ...]]:
+def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[companding.Pair]:
     """Decode the payload's own blocks, one after the other."""
     if len(payload) == 0:
         yield from _unsent(plan)
         return
     reader = Reader(payload, plan)
-    head = reader.head
-    zero, left = companding.base(head)
     for rows in block_ranges(plan):
         prior = None if reader.prior is None else reader.prior[rows.start : rows.stop]
         places, symbols, tails = reader.block(rows)
-        if head.mode & DITHER:
+        if reader.head.mode & DITHER:
             dense = np.zeros((len(rows), plan.vocab), np.int32)
             dense.flat[places] = symbols
-            yield companding.expand_dithered(dense, dither_of(plan, rows), prior, head)
-        elif prior is not None:
-            values, variance = zero[-prior], left[-prior]
-            values.flat[places], variance.flat[places] = companding.expand_prior(symbols, prior.ravel()[places], head)
-            yield values, variance
+            yield companding.expand_dithered(dense, dither_of(plan, rows), prior, reader.head)
         else:
-            level = companding.tail_level(tails, np.bincount(places // plan.vocab, minlength=len(rows)), plan.vocab)
-            values = np.repeat(level[:, None], plan.vocab, axis=1)
-            variance = np.full_like(values, head.table["v0"][0])
-            values.flat[places], variance.flat[places] = companding.expand_head(symbols, head)
-            yield values, variance
+            yield companding.expand(places, symbols, tails, prior, reader.head, (len(rows), plan.vocab))
 
 
-def _unsent(plan: Plan) -> Iterator[tuple[npt.NDArray[np.float32], ...]]:
+def _unsent(plan: Plan) -> Iterator[companding.Pair]:
     """Give the prior, or the same for all tokens: nothing was sent."""
     prior = checked(plan)
     for rows in block_ranges(plan):
-        values = np.zeros((len(rows), plan.vocab), np.float32)
-        if prior is not None:
-            values += prior[rows.start : rows.stop] / np.float32(EIGHTHS)
-        yield values, np.full_like(values, companding.UNKNOWN)
+        part = None if prior is None else prior[rows.start : rows.stop]
+        yield companding.unsent(part, (len(rows), plan.vocab))

@@ -29,6 +29,7 @@ _GROUP_OF = (CLASS_OF // PER_GROUP).astype(np.uint8)
 _STATISTICS = 1 << 19  # coordinates that tables are measured on
 
 Floats32 = np.ndarray[Any, np.dtype[np.float32]]
+Pair = tuple[Floats32, Floats32]  # log-probabilities and their variances
 
 
 def compand(logits: Reals, prior: Prior | None) -> Floats32:
@@ -122,7 +123,33 @@ def _fill(row: Any, found: npt.NDArray[np.float64], prior: bool) -> None:
         row["v1"] = min(spread[1:].sum() / count[1:].sum(), 6e4)
 
 
-def base(head: Head) -> tuple[Floats32, Floats32]:
+def unsent(prior: Prior | None, shape: tuple[int, int]) -> Pair:
+    """Give the prior, or the same for all tokens: what is known without a payload."""
+    values: Floats32 = np.zeros(shape, np.float32) if prior is None else _LOG_PRIOR[-prior]
+    return values, np.full(shape, UNKNOWN, np.float32)
+
+
+def expand(
+    places: npt.NDArray[np.int32],
+    symbols: npt.NDArray[np.int32],
+    tails: npt.NDArray[np.int32],
+    prior: Prior | None,
+    head: Head,
+    shape: tuple[int, int],
+) -> Pair:
+    """Give log-probabilities and variances of a block from the places where symbols are not zero."""
+    if prior is None:
+        level = tail_level(tails, np.bincount(places // shape[1], minlength=shape[0]), shape[1])
+        values, variance = np.repeat(level[:, None], shape[1], axis=1), np.full(shape, head.table["v0"][0], np.float32)
+        values.flat[places], variance.flat[places] = _expand_head(cells(symbols, 0, head), head)
+    else:
+        zero, left = base(head)
+        values, variance = zero[-prior], left[-prior]
+        values.flat[places], variance.flat[places] = expand_prior(symbols, prior.ravel()[places], head)
+    return values, variance
+
+
+def base(head: Head) -> Pair:
     """Give what a zero decodes to against each integer of the prior, and its variance."""
     values = LOG_PRIOR + (head.table["zero"] / 32.0)[_GROUP_OF]
     return values.astype(np.float32), head.table["v0"][_GROUP_OF].astype(np.float32)
@@ -136,13 +163,13 @@ def cells(symbols: npt.NDArray[np.int32], groups: npt.NDArray[np.uint8] | int, h
     return result
 
 
-def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> tuple[Floats32, Floats32]:
+def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> Pair:
     """Give log-probabilities and variances of symbols that are not zero, coded against the prior."""
     groups = _GROUP_OF[-prior]
     return _expand(cells(symbols, groups, head), prior, head.table["v1"][groups].astype(np.float32) * head.size**2)
 
 
-def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> tuple[Floats32, Floats32]:
+def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> Pair:
     root = _ROOT[-prior]
     ratio = np.maximum(1 + y / (4 * root), np.float32(_LEAST))  # (p / pi)^(1/4)
     values: Floats32 = _LOG_PRIOR[-prior] + 4 * np.log(ratio)
@@ -150,27 +177,18 @@ def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> tuple[Floa
     return values, left
 
 
-def expand_head(symbols: npt.NDArray[np.int32], head: Head) -> tuple[Floats32, Floats32]:
-    """Give log-probabilities and variances of symbols that are not zero, coded without a prior."""
-    return _expand_head(
-        np.maximum(cells(symbols, 0, head), np.float32(head.size / 4)), float(head.table["v1"][0]), head
-    )
-
-
-def _expand_head(y: Floats32, variance: float, head: Head) -> tuple[Floats32, Floats32]:
+def _expand_head(y: Floats32, head: Head, variance: float | None = None) -> Pair:
+    y = np.maximum(y, np.float32(0.1 * head.size))
+    spread = float(head.table["v1"][0]) if variance is None else variance
     values: Floats32 = 2 * np.log(y / 2)
-    left: Floats32 = (4 * variance * head.size**2 / np.square(y)).astype(np.float32)
+    left: Floats32 = (4 * spread * head.size**2 / np.square(y)).astype(np.float32)
     return values, left
 
 
-def expand_dithered(
-    symbols: npt.NDArray[np.int32], dither: Floats32, prior: Prior | None, head: Head
-) -> tuple[Floats32, Floats32]:
+def expand_dithered(symbols: npt.NDArray[np.int32], dither: Floats32, prior: Prior | None, head: Head) -> Pair:
     """Give log-probabilities and variances of all coordinates of a block, coded with dither."""
     y: Floats32 = ((symbols - dither) * head.size).astype(np.float32)
-    if prior is not None:
-        return _expand(y, prior, head.size**2 / 12)
-    return _expand_head(np.maximum(y, np.float32(0.1 * head.size)), 1 / 12, head)
+    return _expand_head(y, head, 1 / 12) if prior is None else _expand(y, prior, head.size**2 / 12)
 
 
 def tail_level(tails: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], vocab: int) -> Floats32:

@@ -42,9 +42,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PredictiveCodec:
-    """Code what a node's distribution adds to the prior of the plan; works from a hundredth of a bit up."""
+    """Code what a node's distribution adds to the prior of the plan; works from a hundredth of a bit up.
+
+    `strict` gives every context the same share of the budget instead of pooling it.
+    """
 
     code: int = 3
+    strict: bool = False
     uses_prior: ClassVar[bool] = True
 
     def least_bits(self, plan: Plan) -> float:
@@ -56,7 +60,7 @@ class PredictiveCodec:
         logits = _check.logits(logits, plan.shape)
         if plan.bits < self.least_bits(plan):
             raise BudgetError(f"bits must be at least {self.least_bits(plan):g} per probe context, got {plan.bits:g}")
-        payload: bytes = _coding().encode(logits, plan)
+        payload: bytes = self._coding.encode(logits, plan)
         return payload
 
     def decode(
@@ -75,7 +79,7 @@ class PredictiveCodec:
         dtype: npt.DTypeLike = np.float32,
     ) -> Iterator[Decoded]:
         """Decode consecutive blocks of contexts, one pass for all; the last one checks that nothing is left over."""
-        source = _coding().blocks(payload, plan)
+        source = self._coding.blocks(payload, plan)
         values = np.empty((0, plan.vocab), np.float32)
         variance = values
         for rows in blocks:
@@ -89,14 +93,14 @@ class PredictiveCodec:
             yield Decoded(values[: len(rows)].astype(dtype), variance[: len(rows)].astype(dtype))
             values, variance = values[len(rows) :], variance[len(rows) :]
 
-    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
+    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
         """Refuse an unsound payload, without the cost of reconstruction; give the tables that it ends with."""
-        tables: npt.NDArray[np.uint16] | None = _coding().check(payload, plan)
+        tables: npt.NDArray[np.int32] | None = self._coding.check(payload, plan)
         return tables
 
+    @property
+    def _coding(self) -> ModuleType:
+        """Import the kernels when they are first used: they bring numba along."""
+        from fpld.codecs import coding, strict
 
-def _coding() -> ModuleType:
-    """Import the kernels when they are first used: they bring numba along."""
-    from fpld.codecs import coding
-
-    return coding
+        return strict if self.strict else coding

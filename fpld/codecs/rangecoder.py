@@ -46,7 +46,7 @@ Models = np.ndarray[Any, np.dtype[np.int32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def new_models(table: np.ndarray[Any, np.dtype[np.uint16]] | None = None) -> Models:
+def new_models(table: np.ndarray[Any, np.dtype[np.int32]] | None = None) -> Models:
     """Make models from a table of probabilities in 2^-16; without one expect small symbols and gaps as they come."""
     models = np.empty((MODELS, 2), np.int32)
     if table is not None:
@@ -58,9 +58,9 @@ def new_models(table: np.ndarray[Any, np.dtype[np.uint16]] | None = None) -> Mod
     return models
 
 
-def table_of(models: Models) -> np.ndarray[Any, np.dtype[np.uint16]]:
+def table_of(models: Models) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Give the probabilities that models hold, in 2^-16."""
-    return np.clip(models[:, 1] >> (_SCALE - 16), 1, 65535).astype(np.uint16)
+    return np.clip(models[:, 1] >> (_SCALE - 16), 1, 65535).astype(np.int32)
 
 
 @kernel

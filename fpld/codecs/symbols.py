@@ -38,8 +38,10 @@ def block_ranges(plan: Plan) -> list[range]:
 def first_models(plan: Plan) -> rangecoder.Models:
     """Give the models that a payload begins with: those of the plan's tables, if it has any."""
     tables = plan.tables
-    if tables is not None and (tables.shape != (rangecoder.MODELS,) or tables.dtype != np.uint16 or not tables.all()):
-        raise InputError(f"tables must be {rangecoder.MODELS} probabilities, uint16 and not zero, got {tables!r:.80}")
+    if tables is not None and (
+        tables.shape != (rangecoder.MODELS,) or tables.dtype != np.int32 or tables.min() < 1 or tables.max() > 65535
+    ):
+        raise InputError(f"tables must be {rangecoder.MODELS} probabilities in 2^-16, int32, got {tables!r:.80}")
     return rangecoder.new_models(tables)
 
 
@@ -146,7 +148,7 @@ class Reader:
         self.state = rangecoder.new_decoder(totals)
 
     @property
-    def tables(self) -> npt.NDArray[np.uint16]:
+    def tables(self) -> npt.NDArray[np.int32]:
         """Give what the coder has learnt, for the next round to begin with."""
         return rangecoder.table_of(self.models)
 

@@ -248,7 +248,7 @@ class Federation:
             "payload_bytes": sum(sent.values()),
             "overhead_bytes": OVERHEAD * len(sent),
             "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in range(len(self.config.nodes))],
-            "weights": None if weights is None else [float(w) for w in weights],
+            "weights": None if weights is None else weights.tolist(),
             "noise": [
                 float(self.aggregator.noise[node]) if node in sent else None for node in range(len(self.config.nodes))
             ],

@@ -67,7 +67,7 @@ def learn(known: Known, line: Line) -> Known:
     A run knows the noise of what it decoded, so its bracket is measured. The levels' proportions are those of the
     estimated weights, or of each site's own noise, or of what was configured.
     """
-    estimated = line.weights if line.weights is not None else _weights(known, line)
+    estimated = line.node_weights if line.node_weights is not None else _weights(known, line)
     if estimated is not None:
         known = replace(
             known, sites=tuple(replace(s, weight=float(w)) for s, w in zip(known.sites, estimated, strict=True))

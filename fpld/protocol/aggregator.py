@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld.codecs import check, decode_blocks
-from fpld.codecs.prior import EIGHTHS
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
-from fpld.estimate import Agreement, Moments
+from fpld.protocol.learning import Learner, Observer
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.registry import codecs, rules
 from fpld.theory import softmax, weighted_bracket
@@ -105,13 +104,9 @@ class Aggregator:
         self.receipts: list[Receipt] = []
         self._plans: dict[int, Plan] = {}
         self._frames: dict[int, bytes] = {}
-        self._moments = Moments.start(len(settings.names), forget=settings.budget.forget)
-        self._estimate: Floats | None = None
-        self.noise = np.zeros(len(settings.names))  # mean variance of what each node's frame of this round decoded to
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
-        self._learnt: dict[int, np.ndarray[Any, np.dtype[np.uint16]]] = {}
-        self._tables: np.ndarray[Any, np.dtype[np.uint16]] | None = None
-        self._agree = False
+        self._learner = Learner(len(settings.names), settings.budget)
+        self._learnt: dict[int, np.ndarray[Any, Any]] = {}
 
     @property
     def bits(self) -> list[float]:
@@ -120,8 +115,13 @@ class Aggregator:
 
     @property
     def weights(self) -> Floats | None:
-        """Give the nodes' estimated weights, once there are any."""
-        return self._estimate
+        """Give the nodes' estimated weights, once there are any; with loss curves, level and rate of each."""
+        return self._learner.estimate
+
+    @property
+    def noise(self) -> Floats:
+        """Give the mean variance of what each node's frame of the last combined round decoded to."""
+        return self._learner.noise
 
     @property
     def missing(self) -> list[int]:
@@ -143,9 +143,9 @@ class Aggregator:
         self._step("open")
         self.round += 1
         s = self.settings
-        bits = s.budget.bits(self.round, self._estimate)
+        bits = s.budget.bits(self.round, self._learner.estimate)
         # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
-        stratified = s.stratified and (prior is None or self._agree)
+        stratified = s.stratified and (prior is None or self._learner.agree)
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
@@ -159,7 +159,7 @@ class Aggregator:
                 slot=node if stratified else 0,
                 slots=len(s.names) if stratified else 1,
                 prior=prior,
-                tables=self._tables,
+                tables=self._learner.tables,
             )
             for node in range(len(s.names))
         }
@@ -192,28 +192,18 @@ class Aggregator:
         codec, rule = codecs.get(s.codec), rules.get(s.rule)
         payloads = {node: self._payload(node, self._frames[node]) for node in nodes}
         target = np.empty((s.contexts, s.vocab), np.float32)
-        noise, total, bracket = np.zeros(len(s.names)), np.zeros(len(s.names)), np.zeros(2)
-        agreement = Agreement()
+        bracket, observer = np.zeros(2), Observer(self._learner, {node: self._plans[node] for node in nodes})
         blocks = _blocks(s.contexts, s.vocab * len(nodes))
         streams = [decode_blocks(codec, payloads[node], self._plans[node], blocks) for node in nodes]
         for rows, *replies in zip(blocks, *streams, strict=True):
             values = np.stack([self._absolute(node, rows, reply) for node, reply in zip(nodes, replies, strict=True)])
             variance = np.stack([np.broadcast_to(reply.variance, values.shape[1:]) for reply in replies])
             target[rows.start : rows.stop] = rule(values, variance)
-            for k, node in enumerate(nodes):
-                noise[node] += float(variance[k].sum(dtype=np.float64))
-                total[node] += float(np.square(values[k], dtype=np.float64).sum())
             weights = softmax(target[rows.start : rows.stop])
             bracket += weighted_bracket(weights, variance.sum(axis=0) / len(nodes) ** 2)
-            prior = self._plans[nodes[0]].prior
-            if prior is not None:
-                agreement.add(values - prior[rows.start : rows.stop] / np.float32(EIGHTHS), variance, weights)
-        coordinates = s.contexts * s.vocab
-        self._learn(nodes, noise / coordinates, total, coordinates)
-        self._agree = agreement.reached
-        if self._learnt:
-            tables = np.stack([self._learnt[node] for node in sorted(self._learnt)])
-            self._tables = (tables.sum(axis=0, dtype=np.int64) // len(tables)).astype(np.uint16)
+            observer.block(rows, values, variance, weights)
+        observer.close(codec)
+        self._learner.learn_tables(self._learnt)
         lower, upper = bracket / s.contexts
         return Combined(target, nodes, float(upper), float(lower))
 
@@ -228,24 +218,16 @@ class Aggregator:
         """Give what a checkpoint must hold between two rounds: arrays, and a JSON object."""
         if self.phase not in (Phase.READY, Phase.DONE):
             raise ProtocolError(f"a checkpoint is taken between rounds, not while {self.phase.value}")
-        arrays: dict[str, np.ndarray[Any, Any]] = {
-            "moments_total": self._moments.total,
-            "moments_count": self._moments.count,
-        }
-        if self._estimate is not None:
-            arrays["estimate"] = self._estimate
-        if self._tables is not None:
-            arrays["tables"] = self._tables
+        arrays, learnt = self._learner.state()
         arrays.update({f"reconstruction_{node}": value for node, value in self._reconstructions.items()})
         receipts = [list(receipt) for receipt in self.receipts]
-        return arrays, {"round": self.round, "agree": self._agree, "receipts": receipts}
+        return arrays, {"round": self.round, "receipts": receipts, **learnt}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.round = int(meta["round"])
         self.receipts = [Receipt(*receipt) for receipt in meta["receipts"]]
-        self._moments = Moments(arrays["moments_total"], arrays["moments_count"], self.settings.budget.forget)
-        self._estimate, self._tables, self._agree = arrays.get("estimate"), arrays.get("tables"), bool(meta["agree"])
+        self._learner.restore(arrays, meta)
         prefix = "reconstruction_"
         self._reconstructions = {
             int(name.removeprefix(prefix)): value.copy() for name, value in arrays.items() if name.startswith(prefix)
@@ -293,18 +275,6 @@ class Aggregator:
         own = self._reconstructions.setdefault(node, np.zeros((s.contexts, s.vocab), np.float32))
         own[rows.start : rows.stop] += values
         return own[rows.start : rows.stop]
-
-    def _learn(self, nodes: list[int], noise: Floats, total: Floats, count: int) -> None:
-        """Update the weights' estimate from what this round brought."""
-        budget, self.noise = self.settings.budget, noise
-        self._moments = self._moments.add({node: (float(total[node]), count) for node in nodes})
-        if budget.estimator == "second-moment" and (self._moments.count > 0).all():
-            self._estimate = self._moments.weights()
-        if budget.estimator == "distortion":
-            rates = np.array([self._plans[node].bits for node in nodes])
-            estimate = np.ones(len(self.settings.names)) if self._estimate is None else self._estimate.copy()
-            estimate[nodes] = noise[nodes] * np.exp2(2 * rates / self.settings.vocab)
-            self._estimate = estimate
 
 
 def _blocks(contexts: int, width: int) -> list[range]:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fpld.allocate import equal_slopes
 from fpld.registry import allocators
 
 if TYPE_CHECKING:
     from fpld.types import Floats
 
-Estimator = Literal["none", "second-moment", "distortion"]
+Estimator = Literal["none", "second-moment", "distortion", "curves"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -21,7 +22,8 @@ class Budget:
 
     Without a total every node sends at its cap. With one, `allocator` shares it out by the nodes' weights; with an
     `estimator` they are estimated, and the first `warmup` rounds are uniform (Algorithm 2). `forget` < 1 lets the
-    estimate fade, for nodes that drift.
+    estimate fade, for nodes that drift. The estimator `curves` has two numbers for each node, level and rate of its
+    measured loss, and shares the total out by equal slopes.
     """
 
     caps: Floats
@@ -43,6 +45,8 @@ class Budget:
         if self.estimator != "none":
             if round <= self.warmup or estimate is None:
                 name = "uniform"
+            elif self.estimator == "curves":
+                return equal_slopes(estimate[:, 0], estimate[:, 1], self.total, self.caps, self.floors)
             else:
                 weights = estimate
         return allocators.get(name)(weights, self.total, self.vocab, self.caps, self.floors)

@@ -23,7 +23,7 @@ def run_charts(run: Run) -> list[Chart]:
     if not run.trace:
         return []
     charts = [loss_by_bytes([run]), kl_by_round(run), bits_by_node(run)]
-    if any(line.weights for line in run.trace):
+    if any(line.node_weights for line in run.trace):
         charts.append(weights_by_round(run))
     charts += [loss_by_node(run), seconds_by_phase(run)]
     if any(line.answers for line in run.trace):
@@ -134,9 +134,9 @@ def bits_by_node(run: Run) -> Chart:
 
 def weights_by_round(run: Run) -> Chart:
     """Draw the weights that the allocator had learnt after each round."""
-    lines = [line for line in run.trace if line.weights]
+    lines = [line for line in run.trace if line.node_weights]
     series = [
-        Series(name, "line", [line.round for line in lines], [_at(line.weights or [], i) for line in lines])
+        Series(name, "line", [line.round for line in lines], [_at(line.node_weights or [], i) for line in lines])
         for i, name in enumerate(run.nodes)
     ]
     ends = ", ".join(f"{item.name} {item.y[-1]:.3g}" for item in series)

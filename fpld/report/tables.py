@@ -75,7 +75,7 @@ def node_rows(run: Run) -> list[Row]:
         times = [line.answers[i] for line in answered if i < len(line.answers)]
         seconds = [value for value in times if value is not None]
         last = run.trace[-1] if run.trace else None
-        weights = last.weights if last is not None else None
+        weights = last.node_weights if last is not None else None
         losses = last.heldout_by_node if last is not None else []
         rows.append(
             {
@@ -109,7 +109,7 @@ def allocation_rows(run: Run) -> list[Row]:
             "bits_allotted": at(line.bits_allotted, i),
             "bits_sent": at(line.bits_sent, i),
             "bytes": at(line.node_bytes, i),
-            "weight": at(line.weights, i),
+            "weight": at(line.node_weights, i),
             "heldout_loss": at(line.heldout_by_node, i),
             "seconds": at(line.answers, i),
         }
