@@ -46,6 +46,8 @@ def draw(chart: Chart, figure: Figure) -> None:
             axes.axhline(series.y[0], color=colour, linestyle="--", label=_plain(series.name))
         elif series.kind == "band":
             axes.fill_between(x, series.low, series.y, color=colour, alpha=0.25, label=_plain(series.name))
+            if len(x) == 1:  # a band of no width
+                axes.vlines(x, series.low, series.y, color=colour, alpha=0.25, linewidth=16)
         elif series.kind == "bars":
             width = 0.8 / len(bars)
             offset = (bars.index(series) - (len(bars) - 1) / 2) * width

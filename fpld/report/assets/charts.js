@@ -27,7 +27,10 @@ const fpldCharts = (() => {
     const marks = [];
     for (const series of spec.series) {
       const rows = rowsOf(series), stroke = colour(series.name);
-      if (series.kind === "band") marks.push(Plot.areaY(rows, { x: "x", y1: "low", y2: "y", fill: stroke, fillOpacity: 0.25 }));
+      if (series.kind === "band") {
+        marks.push(rows.length > 1 ? Plot.areaY(rows, { x: "x", y1: "low", y2: "y", fill: stroke, fillOpacity: 0.25 })
+          : Plot.ruleX(rows, { x: "x", y1: "low", y2: "y", stroke, strokeOpacity: 0.25, strokeWidth: 24 }));
+      }
       if (series.kind === "line") {
         marks.push(Plot.lineY(rows, { x: "x", y: "y", stroke, strokeWidth: 2 }));
         marks.push(Plot.dot(rows, { x: "x", y: "y", fill: stroke, r: rows.length > 12 ? 2 : 3.5, title, tip: true }));

@@ -9,7 +9,8 @@
   function ages(root) {
     for (const span of root.querySelectorAll("[data-since]")) {
       const seconds = Math.max(0, Date.now() / 1000 - Number(span.dataset.since));
-      span.textContent = seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
+      const plain = "plain" in span.dataset; // in a column of seconds
+      span.textContent = plain ? Math.round(seconds) : seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
     }
   }
 
