@@ -106,7 +106,7 @@ def wire_quantizer(clip: ArrayLike, levels: ArrayLike) -> Quantizer:
 def paper_bits(quantizer: Quantizer, clip: ArrayLike) -> Floats:
     """Give the bits at which the paper's channel on [-L, L] has this quantizer's mean variance; at least 0.
 
-    >>> float(paper_bits(paper_quantizer(4.0, 2.5), 4.0)), float(paper_bits(wire_quantizer(1.0, 2), 1.0))
+    >>> round(float(paper_bits(paper_quantizer(4.0, 2.5), 4.0)), 9), float(paper_bits(wire_quantizer(1.0, 2), 1.0))
     (2.5, 0.0)
     """
     most = np.asarray(clip, np.float64) ** 2 / 3

@@ -125,6 +125,7 @@ def test_hostile_names_make_no_files_elsewhere(
     assert all(re.fullmatch(r"[a-z-]+\.(png|svg|html)|out", path.name) for path in new)
 
 
+@pytest.mark.slow
 def test_several_runs_side_by_side(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "toy"
     shutil.copytree(finished, other)
