@@ -1,4 +1,4 @@
-"""What the aggregator learns from rounds: weights or loss curves for the allocator, tables and agreement for the codec."""
+"""What the aggregator learns: weights or loss curves for the allocator, tables and agreement for the codec."""
 
 from __future__ import annotations
 

@@ -1,0 +1,163 @@
+"""What a predictive node chooses for itself, strict budgets per context, and what goes on from round to round."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.budget import try_blocks
+from fpld import FrameError, InputError, theory
+from fpld.codecs import PredictiveCodec, make_prior, rangecoder
+from fpld.codecs.head import DITHER, PRIOR
+from fpld.codecs.strict import slices
+from tests.helpers import make_plan
+from tests.test_predictive import CODEC, NODES, M, V, combined_kl, scene
+
+STRICT = PredictiveCodec(code=4, strict=True)
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def kl_of_mean(logits: Array, bits: float, *, slots: int, codec: PredictiveCodec = CODEC) -> tuple[float, int]:
+    """All nodes hold the same logits: KL of their mean, and the mode of the first."""
+    decoded, modes = [], []
+    for node in range(NODES):
+        plan = make_plan(
+            node=node, contexts=len(logits), vocab=V, bits=bits * V, clip=None, slot=node % slots, slots=slots
+        )
+        payload = codec.encode(logits, plan)
+        modes.append(payload[0])
+        decoded.append(codec.decode(payload, plan, dtype=np.float64).values)
+    return float(theory.kl(logits, np.mean(decoded, axis=0) - logits).mean()), modes[0]
+
+
+def test_a_good_prior_is_used_and_a_wrong_one_is_not() -> None:
+    logits, prior = scene()
+    wrong = make_prior(np.random.default_rng(9).normal(0, 6, (M, V)))
+    for bits in (0.1, 1.0):
+        modes = []
+        for given in (prior, wrong):
+            plan = make_plan(contexts=M, vocab=V, bits=bits * V, clip=None, prior=given)
+            modes.append(CODEC.encode(logits[0], plan)[0] & PRIOR)
+        assert modes == [PRIOR, 0]
+        # What a wrong prior costs is the bit that says so.
+        assert combined_kl(CODEC, bits, logits, prior=wrong) == pytest.approx(
+            combined_kl(CODEC, bits, logits), rel=1e-3
+        )
+
+
+def test_nodes_that_agree_win_by_stratified_dither_and_choose_it() -> None:
+    logits = np.random.default_rng(4).normal(0, 1, (M, V))
+    alone, mode = kl_of_mean(logits, 2.0, slots=1)
+    together, dithered = kl_of_mean(logits, 2.0, slots=NODES)
+    assert not mode & DITHER
+    assert dithered & DITHER
+    assert together < alone / 5
+
+
+def test_below_half_a_bit_it_does_not_dither() -> None:
+    logits = np.random.default_rng(4).normal(0, 1, (M, V))
+    assert not kl_of_mean(logits, 0.2, slots=NODES)[1] & DITHER
+
+
+def test_tables_of_the_round_before_save_bits() -> None:
+    logits, prior = scene()
+    plan = make_plan(contexts=M, vocab=V, bits=0.05 * V, clip=None, prior=prior)
+    tables = CODEC.check(CODEC.encode(logits[0], plan), plan)
+    assert tables is not None
+    learnt = replace(plan, tables=tables)
+    error = [
+        float(theory.kl(logits[1], CODEC.decode(CODEC.encode(logits[1], each), each).values - logits[1]).mean())
+        for each in (plan, learnt)
+    ]
+    assert error[1] < error[0]
+    with pytest.raises(InputError, match="tables must be"):
+        CODEC.encode(logits[1], replace(plan, tables=tables[:-1]))
+    with pytest.raises(InputError, match="tables must be"):
+        CODEC.encode(logits[1], replace(plan, tables=0 * tables))
+
+
+@pytest.mark.parametrize("bits", [0.1, 0.5, 2.0])
+def test_a_strict_budget_holds_for_every_context(bits: float) -> None:
+    logits, prior = scene()
+    plan = make_plan(contexts=M, vocab=V, bits=bits * V, clip=None, prior=prior)
+    payload = STRICT.encode(logits[0], plan)
+    assert len(payload) <= plan.budget_bytes
+    assert np.diff(slices(plan)).max() <= np.ceil(plan.bits / 8)
+    pooled, strict = (combined_kl(codec, bits, logits, prior=prior) for codec in (CODEC, STRICT))
+    assert pooled < strict < 3 * pooled
+    # No context's values depend on what comes after it.
+    other = logits[0].copy()
+    other[60] = 0
+    whole, changed = (STRICT.decode(STRICT.encode(each, plan), plan).values for each in (logits[0], other))
+    assert np.array_equal(whole[:60], changed[:60])
+    assert not np.array_equal(whole[60], changed[60])
+
+
+def test_a_strict_payload_is_checked() -> None:
+    logits, prior = scene()
+    plan = make_plan(contexts=M, vocab=V, bits=0.5 * V, clip=None, prior=prior)
+    payload = STRICT.encode(logits[0], plan)
+    with pytest.raises(FrameError, match="must be"):
+        STRICT.decode(payload[:-1], plan)
+    with pytest.raises(FrameError, match="begin with its mode"):
+        STRICT.decode(b"\7" + payload[1:], plan)
+    with pytest.raises(FrameError, match="the plan has none"):
+        STRICT.decode(payload, replace(plan, prior=None))
+    STRICT.check(payload, plan)
+
+
+def test_a_payload_against_a_prior_needs_it() -> None:
+    logits, prior = scene()
+    plan = make_plan(contexts=M, vocab=V, bits=0.5 * V, clip=None, prior=prior)
+    payload = CODEC.encode(logits[0], plan)
+    with pytest.raises(FrameError, match="the plan has none"):
+        CODEC.check(payload, replace(plan, prior=None))
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_and_adversarial_blocks(count: int) -> None:
+    """The command `python benchmarks/budget.py` tries a hundred thousand."""
+    assert try_blocks((count, 0, count))["predictive"] > count / 3
+
+
+def test_without_numba_the_bytes_are_the_same() -> None:
+    """The kernels as plain Python: what a site without numba sends."""
+    script = (
+        "import sys, warnings; sys.modules['numba'] = None; warnings.simplefilter('ignore')\n"
+        "import numpy as np\n"
+        "from fpld import jit; assert not jit.COMPILED\n"
+        "from tests.test_predictive_choices import small\n"
+        "print(' '.join(small()))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.split() == small()
+
+
+def small() -> list[str]:
+    """Payloads of every mode, in hexadecimal, and a digest of what they decode to."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 2, (6, 40))
+    prior = make_prior(logits + rng.normal(0, 0.5, logits.shape))
+    out = []
+    for codec, fields in (
+        (CODEC, {"prior": prior}),
+        (CODEC, {}),
+        (CODEC, {"slots": 4, "slot": 1}),
+        (STRICT, {"prior": prior}),
+        (STRICT, {}),
+    ):
+        plan = make_plan(contexts=6, vocab=40, bits=60.0, clip=None, **fields)
+        payload = codec.encode(logits, plan)
+        out += [payload.hex(), str(codec.decode(payload, plan).values.round(3).sum(dtype=np.float64).round(2))]
+    return out
+
+
+def test_models_and_tables_are_one_to_one() -> None:
+    table = rangecoder.table_of(rangecoder.new_models())
+    assert np.array_equal(rangecoder.table_of(rangecoder.new_models(table)), table)
