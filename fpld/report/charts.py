@@ -63,7 +63,7 @@ def loss_by_bytes(runs: Sequence[Run]) -> Chart:
         x=Axis("sent by all nodes so far (bytes)", "log", "B"),
         y=Axis(LOSS),
         series=series,
-        caption="Lower and further left is better. Horizontal lines sent nothing.",
+        caption="Lower and further left is better." + (" Horizontal lines sent nothing." if others else ""),
     )
 
 
