@@ -4,10 +4,10 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce test quick check lint types format figures results bench clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## a virtual environment in .venv with all that development needs
 
@@ -17,13 +17,21 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
+browser: ## Chromium from the system's packages, for the tests of pages (FPLD_BROWSER=none: do without)
+	@if [ "$$FPLD_BROWSER" = none ] || command -v "$${FPLD_BROWSER:-chromium}" >/dev/null; then exit 0; fi; \
+	echo "== installing Chromium (once)"; \
+	as=$$([ $$(id -u) = 0 ] || echo "sudo -n"); \
+	$$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null 2>&1 \
+	|| { $$as env DEBIAN_FRONTEND=noninteractive apt-get update -qq && $$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null; } \
+	|| { echo "Chromium cannot be installed here: install it by hand, or run FPLD_BROWSER=none make test"; exit 1; }
+
 demo: setup ## the main job: a federation on real text, with its baselines (three to four minutes)
 	$(BIN)/fpld run
 
 reproduce: setup ## the paper's figures and theorems, with our numbers next to the paper's (under a minute)
 	$(BIN)/fpld reproduce all --out out
 
-test: setup ## all tests
+test: setup browser ## all tests
 	$(BIN)/python -m pytest -n 2
 
 quick: setup ## the tests without the slow ones
@@ -44,6 +52,9 @@ format: setup ## format the code
 
 figures: setup ## the figures that the docs show
 	$(BIN)/python docs/make_figures.py
+
+screenshots: setup browser ## the pictures of pages that the docs show, from a run of the demonstration
+	$(BIN)/python docs/make_screenshots.py
 
 results: setup ## docs/results.md from runs, kept under out/results/ (an hour; goes on where it stopped)
 	$(BIN)/python experiments/results.py

@@ -59,8 +59,10 @@ def draw_prior(kind: str, rng: np.random.Generator, values: Array) -> Array | No
         extreme: Array = rng.choice(np.array([0, -320], np.int16), values.shape)
         return extreme
     if kind == "wrong":
-        return make_prior(rng.normal(0, 5, values.shape))
-    return make_prior(values + rng.normal(0, 0.5 if kind == "near" else 0.0, values.shape))
+        wrong: Array = rng.normal(0, 5, values.shape)
+        return make_prior(wrong)
+    near: Array = values + rng.normal(0, 0.5 if kind == "near" else 0.0, values.shape)
+    return make_prior(near)
 
 
 def main() -> None:

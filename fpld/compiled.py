@@ -18,7 +18,9 @@ F = TypeVar("F", bound="Callable[..., object]")
 
 
 def kernel(function: F) -> F:
-    """Compile a function when it is first called."""
+    """Compile a function when it is first called; without numba it runs as it is, slowly and with the same result."""
+    if not available():
+        return function
     from numba import njit
 
     try:
@@ -32,5 +34,7 @@ def available() -> bool:
     """Say whether there is numba; if not, say once that NumPy serves in its place."""
     found = find_spec("numba") is not None
     if not found:
-        logging.getLogger("fpld").warning("numba is missing: NumPy serves, slower; pip install 'fpld[fast]'")
+        logging.getLogger("fpld").warning(
+            "numba is missing: plain Python and NumPy serve, slower; pip install 'fpld[fast]'"
+        )
     return found

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -14,23 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from fpld.errors import InputError
 from fpld.files import read_utf8
-
-_RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
-
-
-def parse_rate(value: Any) -> Any:
-    """Read a link's rate in bit/s from a number, or from text such as "64 kbit/s".
-
-    >>> parse_rate("64 kbit/s")
-    64000.0
-    """
-    if not isinstance(value, str):
-        return value
-    found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", value)
-    if not found or found[2] not in _RATES:
-        raise ValueError(f"must be a rate such as '64 kbit/s' (units: {', '.join(_RATES)}), got {value!r}")
-    return float(found[1]) * _RATES[found[2]]
-
+from fpld.units import parse_rate
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]

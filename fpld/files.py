@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fpld.errors import InputError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -31,6 +35,22 @@ def write_atomic(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise storage_error(path, error) from error
+
+
+def write_shared(path: Path, content: str) -> None:
+    """Write a text for others to read, such as a page: whole, with the permissions that new files have here."""
+    write_atomic(path, content.encode())
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows with the columns of the first one."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -103,6 +103,17 @@ def wire_quantizer(clip: ArrayLike, levels: ArrayLike) -> Quantizer:
     return Quantizer(half, step, (count - 1) / 2.0, count)
 
 
+def paper_bits(quantizer: Quantizer, clip: ArrayLike) -> Floats:
+    """Give the bits at which the paper's channel on [-L, L] has this quantizer's mean variance; at least 0.
+
+    >>> round(float(paper_bits(paper_quantizer(4.0, 2.5), 4.0)), 9), float(paper_bits(wire_quantizer(1.0, 2), 1.0))
+    (2.5, 0.0)
+    """
+    most = np.asarray(clip, np.float64) ** 2 / 3
+    bits: Floats = np.maximum(np.log2(most / quantizer.variance.mean()) / 2, 0.0)
+    return bits
+
+
 def _refuse(name: str, must: str, values: Floats, good: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> None:
     if not good.all():
         raise InputError(f"{name} must be {must}, got {values[~good].flat[0]:g}")

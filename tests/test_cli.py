@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fpld.cli import COMMANDS, main
+from fpld.cli.output import Output
 from fpld.data.fetch import ARCHIVES, Archive
 
 if TYPE_CHECKING:
@@ -154,6 +155,19 @@ def test_help_has_a_sentence_for_every_argument(command: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert "--json" in capsys.readouterr().out
+
+
+def test_a_table_that_is_too_wide_is_cut_into_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fpld.cli.output._PLAIN_WIDTH", 40)
+    rows = [{"who": "a", "first": 1, "second": "x" * 20, "third": 3}]
+    Output(json=False).table(rows, title="Wide")
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 40
+    assert text.count("who") == 2
+    assert "x" * 20 in text
+    assert text.count("Wide") == 1
 
 
 def test_plain_text_when_it_is_not_a_terminal() -> None:

@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from fpld import config
-from fpld.config import Config, parse_rate
+from fpld.config import Config
+from fpld.units import parse_rate
 
 PAGE = (Path(__file__).parent.parent / "docs/running.md").read_text()
 

@@ -16,6 +16,7 @@ from fpld.cli import COMMANDS, parser
 ROOT = Path(__file__).parent.parent
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 HEAVY = {"torch", "flwr", "transformers", "matplotlib", "rich", "scipy", "numba", "pandas"}
+HEAVY |= {"jinja2", "starlette", "uvicorn", "pyarrow", "tensorboardX", "tomlkit"}
 
 
 def test_import_is_light() -> None:

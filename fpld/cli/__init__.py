@@ -7,7 +7,22 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
-from fpld.cli import aggregator, allocate, bench, bounds, certs, data, init_node, node, reproduce, run
+from fpld.cli import (
+    aggregator,
+    allocate,
+    bench,
+    bounds,
+    certs,
+    dashboard,
+    data,
+    export,
+    init_node,
+    node,
+    plan,
+    report,
+    reproduce,
+    run,
+)
 from fpld.cli.output import Output
 from fpld.cli.signals import Stopped
 from fpld.errors import FpldError
@@ -21,6 +36,10 @@ COMMANDS = {
     "node": node,
     "init-node": init_node,
     "certs": certs,
+    "plan": plan,
+    "report": report,
+    "dashboard": dashboard,
+    "export": export,
     "data": data,
     "reproduce": reproduce,
     "allocate": allocate,

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fpld.units import parse_rate, parse_size
+
+T = TypeVar("T")
 
 
 def numbers(text: str) -> list[float]:
@@ -13,6 +20,51 @@ def numbers(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text!r}") from None
 
 
-def one_or_each(values: list[float] | None, nodes: int) -> list[float] | None:
+def words(text: str) -> list[str]:
+    """Parse a comma-separated list of names."""
+    return [part.strip() for part in text.split(",")]
+
+
+def rates(text: str) -> list[float]:
+    """Parse a comma-separated list of links' rates, each with its unit."""
+    try:
+        found = [float(parse_rate(part)) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    for part, rate in zip(text.split(","), found, strict=True):
+        if not 0 < rate < math.inf:
+            raise argparse.ArgumentTypeError(f"must be greater than 0 and finite, got {part.strip()!r}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What may be sent in a round: bits per coordinate, or bytes in all."""
+
+    value: float
+    in_bytes: bool
+
+    def per_context(self, contexts: int, vocab: int) -> float:
+        """Give it in bits per probe context."""
+        return 8 * self.value / contexts if self.in_bytes else self.value * vocab
+
+
+def sizes(text: str) -> list[Size]:
+    """Parse a comma-separated list of sizes: numbers are bits per coordinate, text such as 20MB is bytes a round."""
+    return [_size(part.strip()) for part in text.split(",")]
+
+
+def _size(text: str) -> Size:
+    try:
+        plain = text.replace(".", "", 1).lstrip("+-").isdigit()
+        size = Size(float(text), False) if plain else Size(parse_size(text), True)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or a number of bits per coordinate") from None
+    if not 0 < size.value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be greater than 0, got {text!r}")
+    return size
+
+
+def one_or_each(values: list[T] | None, nodes: int) -> list[T] | None:
     """Repeat a single value for every node; leave a list as it is (its length is checked where it is used)."""
     return values * nodes if values is not None and len(values) == 1 else values

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from fpld import _check
 from fpld.bench import SCENES, contenders, draw, measure, read_scene, speed
 from fpld.cli.arguments import numbers
-from fpld.cli.output import write_csv
 from fpld.errors import InputError, MissingExtraError
 from fpld.figures import save_figure
+from fpld.files import write_csv
 
 if TYPE_CHECKING:
     import argparse

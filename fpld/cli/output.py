@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
@@ -17,7 +16,6 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 Row = dict[str, Any]
 _PLAIN_WIDTH = 160  # not a terminal: nothing to fit into
@@ -41,13 +39,15 @@ class Output:
         """Print rows as a table, for a person only."""
         if self.json or not rows:
             return
-        table = Table(title=title, title_justify="left", title_style="bold")
-        for name in rows[0]:
-            numbers = all(isinstance(row[name], (int, float)) for row in rows)
-            table.add_column(name, justify="right" if numbers else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(_cell(value) for value in row.values()))
-        _console().print(table)
+        console = _console()
+        for number, columns in enumerate(_parts(rows, console.width)):
+            table = Table(title=None if number else title, title_justify="left", title_style="bold")
+            for name in columns:
+                numbers = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
+                table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+            for row in rows:
+                table.add_row(*(_cell(row[name]) for name in columns))
+            console.print(table)
 
     def note(self, text: str) -> None:
         """Print a line, for a person only."""
@@ -98,22 +98,28 @@ class Status:
             self._bar.update(self._task, completed=done, total=total)
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows with the columns of the table."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def _console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
+def _parts(rows: Sequence[Row], width: int) -> list[list[str]]:
+    """Cut a table that is too wide into parts that fit, each beginning with the first column."""
+    first, *others = rows[0]
+    room = {name: max(len(name), *(len(_cell(row[name])) for row in rows)) + 3 for name in rows[0]}
+    parts = [[first]]
+    for name in others:
+        if len(parts[-1]) > 1 and sum(room[each] for each in parts[-1]) + room[name] + 1 > width:
+            parts.append([first])
+        parts[-1].append(name)
+    return parts
+
+
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "–"
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fpld.cli.output import write_csv
 from fpld.errors import InputError
 from fpld.figures import save_figure
+from fpld.files import write_csv
 from fpld.reproduce import REPRODUCTIONS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fpld.codecs.head import GROUPS, PER_GROUP, PRIOR, Head, Table
 from fpld.codecs.prior import CLASS_OF, LOG_PRIOR
-from fpld.jit import kernel
+from fpld.compiled import kernel
 
 if TYPE_CHECKING:
     import numpy.typing as npt

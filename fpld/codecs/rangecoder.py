@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fpld.codecs import prior
-from fpld.jit import kernel
+from fpld.compiled import kernel
 
 CLASSES = prior.CLASSES + 1  # the last is for numbers of whole contexts
 EXPONENTS = 24

@@ -18,6 +18,7 @@ from fpld import students
 from fpld.errors import InputError, QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import base_file, student_options
+from fpld.federation.progress import Progress
 from fpld.federation.store import RunFolder
 from fpld.protocol import Aggregator, Budget, Settings
 from fpld.registry import codecs
@@ -145,6 +146,8 @@ class Federation:
         self.pool, self.report = pool, report
         self.store = RunFolder(run.path / name)
         self.aggregator = Aggregator(settings(config, prepared, mac_keys or {}))
+        names = self.aggregator.settings.names
+        self.progress = Progress(self.store, names, config.run.rounds, config.run.deadline)
         self.trace: list[dict[str, Any]] = []
         self.student: Arrays = students.read_state(run.path / base_file(config, None))
         self.target: np.ndarray[Any, Any] | None = None
@@ -179,12 +182,14 @@ class Federation:
             tasks = self.aggregator.open("none", {}, prior)
         else:
             tasks = self.aggregator.open("logits", {"logits": self.target}, prior)
+        self.progress.open(self.aggregator.round, [bits / self.prepared.vocab for bits in self.aggregator.bits])
         self._say(f"local training at {len(tasks)} nodes")
         return tasks
 
     def deliver(self, node: int, data: bytes) -> Receipt:
         """Take a frame that came over a node's channel."""
         receipt = self.aggregator.frame(node, data)
+        self.progress.answered(node, receipt.verdict, receipt.reason, len(data))
         why = f" ({receipt.reason})" if receipt.reason else ""
         self._say(f"{self.names[node]} {receipt.verdict}{why}; {len(self.aggregator.missing)} nodes to come")
         return receipt
@@ -192,21 +197,25 @@ class Federation:
     def close(self, absent: Sequence[str]) -> Combined:
         """End the collecting, combine and distil; `absent` says who did not answer, and why."""
         for reason in absent:
+            self.progress.missing(reason)
             self._say(reason)
         try:
             self.aggregator.close()
         except QuorumError as error:
             raise QuorumError("; ".join([str(error), *absent])) from None
         self._clock.lap("local")
+        self.progress.phase("combining")
         self._say("decoding and combining")
         combined = self.aggregator.combine()
         self._clock.lap("combine")
+        self.progress.phase("distilling")
         self._say("distilling the student")
         self.student, divergence = self.pool.submit(jobs.distill, *self._distillation(combined.target)).result()
         # m * V numbers: kept only to be sent
         self.target = None if self.config.combine.broadcast == "weights" else combined.target
         self._clock.lap("distill")
         self._line = self._summary(combined, divergence) | {"absent": sorted(absent)}
+        self.progress.phase("evaluating")
         return combined
 
     def finish(self, heldout: Heldout) -> dict[str, Any]:
@@ -219,11 +228,12 @@ class Federation:
             "heldout_loss": loss,
             "heldout_by_node": list(heldout.losses),
             "heldout_bits_per_byte": None if loss is None or size is None else loss / np.log(2) / size,
-            "seconds": self._clock.laps,
+            "seconds": {**self._clock.laps, "nodes": self.progress.seconds},
         }
         self.aggregator.distilled()
         self.trace.append(line)
         self._checkpoint()
+        self.progress.phase("closed")
         said = "nobody evaluated the student" if loss is None else f"held-out loss {loss:.4f} nats per token"
         self.report(f"round {line['round']}: {said}")
         return line
@@ -269,7 +279,11 @@ class Federation:
             "bits_sent": [8 * sent.get(node, 0) / (contexts * vocab) for node in range(len(self.names))],
             "payload_bytes": sum(sent.values()),
             "overhead_bytes": OVERHEAD * len(sent),
+            "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in range(len(self.config.nodes))],
             "weights": None if weights is None else weights.tolist(),
+            "noise": [
+                float(self.aggregator.noise[node]) if node in sent else None for node in range(len(self.config.nodes))
+            ],
             "kl": divergence,
             "bandwidth_upper": combined.upper,
             "bandwidth_lower": combined.lower,

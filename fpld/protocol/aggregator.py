@@ -124,6 +124,11 @@ class Aggregator:
         return self._learner.estimate
 
     @property
+    def noise(self) -> Floats:
+        """Give the mean variance of what each node's frame of the last combined round decoded to."""
+        return self._learner.noise
+
+    @property
     def missing(self) -> list[int]:
         """List the nodes that have not answered yet."""
         return [node for node in self._plans if node not in self._spool]

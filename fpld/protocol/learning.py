@@ -29,6 +29,7 @@ class Learner:
         self.nodes, self.budget = nodes, budget
         self.moments = Moments.start(nodes, forget=budget.forget)
         self.estimate: Floats | None = None
+        self.noise: Floats = np.zeros(nodes)  # of the last round, for a person to see
         self.tables: Array | None = None
         self.agree = False
 
@@ -79,8 +80,10 @@ class Observer:
     def close(self, codec: Codec, sums: Sums) -> None:
         """Hand over what the round has shown."""
         learner, budget = self.learner, self.learner.budget
-        learner.agree = self.agreement.reached
         coordinates = sums.target.size
+        learner.agree = self.agreement.reached
+        learner.noise = np.zeros(learner.nodes)
+        learner.noise[self.nodes] = sums.noise / coordinates
         if self.squares:
             squares = zip(self.nodes, sums.squares, strict=True)
             learner.moments = learner.moments.add({node: (float(square), coordinates) for node, square in squares})

@@ -1,0 +1,98 @@
+"""`fpld dashboard`: the live page of the runs in a folder, and the planner with sliders."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fpld.errors import InputError, MissingExtraError
+from fpld.runs import find_runs
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fpld.cli.output import Output
+
+HELP = "a live page of the runs in a folder, and the planner with sliders"
+EPILOG = """\
+The page is read-only, and for this machine only unless --host says otherwise. On another address it asks for a token:
+$FPLD_TOKEN, or one that is made and printed. It speaks plain HTTP: over a network that others share, use an SSH tunnel
+(ssh -L 8337:localhost:8337 HOST) or put it behind a proxy with TLS. Examples:
+
+  fpld dashboard
+  fpld dashboard runs --port 9000
+"""
+_LEAST_TOKEN = 16
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="a folder of runs, or a run (default: runs)",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=8337, help="port (default: 8337; 0: any that is free)")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Serve until stopped."""
+    try:
+        import uvicorn
+
+        from fpld.web.app import make_app
+        from fpld.web.guard import LOCAL
+    except ImportError:
+        raise MissingExtraError("the dashboard", "dashboard") from None
+    if not arguments.folder.is_dir():
+        raise InputError(
+            f"{arguments.folder} is no folder: give the folder that holds runs, or start one with fpld run"
+        )
+    find_runs(arguments.folder)
+    token = _token(local=arguments.host in LOCAL)
+    listener = _listen(arguments.host, arguments.port)
+    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+    url = f"http://{host}:{listener.getsockname()[1]}/"
+    if output.json:
+        output.result("dashboard", [{"url": url, "token": token}])
+    else:
+        output.note(f"{url}  (runs in {arguments.folder}; Ctrl-C ends it)")
+        if token is not None:
+            output.note(f"token: {token}")
+    sys.stdout.flush()
+    config = uvicorn.Config(
+        make_app(arguments.folder, token), log_level="warning", access_log=False, server_header=False
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _token(*, local: bool) -> str | None:
+    """Give the token to ask for: the one that is set, one made now, or none on this machine."""
+    found = os.environ.get("FPLD_TOKEN", "").strip()
+    if found and len(found) < _LEAST_TOKEN:
+        raise InputError(f"FPLD_TOKEN must have at least {_LEAST_TOKEN} characters, got {len(found)}")
+    return found or (None if local else secrets.token_urlsafe(24))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise InputError(f"--port must be from 0 to 65535, got {port}")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # Listening from here on: who reads the address may come at once.
+        return socket.create_server((host, port), family=family, backlog=64)
+    except OSError as error:
+        raise InputError(
+            f"cannot serve on {host} port {port} ({error.strerror or error}): choose another --host or --port"
+        ) from None

@@ -1,0 +1,176 @@
+"""`fpld plan`: links, a deadline and clip levels to bits, bytes, seconds and the bracket of the loss; and back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpld import _check
+from fpld.cli.arguments import numbers, one_or_each, rates, sizes, words
+from fpld.errors import InputError
+from fpld.files import write_shared
+from fpld.plan import Known, Site, forecast, least_total, shortest_deadline
+from fpld.plan.tables import advice, policy_rows, site_rows
+from fpld.registry import allocators
+
+if TYPE_CHECKING:
+    import argparse
+
+    from fpld.cli.arguments import Size
+    from fpld.cli.output import Output
+    from fpld.plan import Forecast
+    from fpld.plan.sources import Source
+
+HELP = "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket"
+EPILOG = """\
+CONFIG is a TOML file, a preset, or the folder of a (warm-up) run, whose measured noise the plan then takes; what
+else is given replaces what it says. Lists have commas, and one entry for each site or one for all. Bits are per
+coordinate; sizes such as 20MB are of all that is sent in a round. upper and lower bracket the loss that quantization
+adds (KL in nats); seconds are those of uplinks, side by side, without training. Examples:
+
+  fpld plan --links 2Mbit/s,2Mbit/s,384kbit/s,256kbit/s --clips 4,4,8,8 --deadline 300 --contexts 16384 --vocab 1024
+  fpld plan --links 10Mbit/s,1Mbit/s --clips 1 --deadline 600 --contexts 16384 --vocab 1024 --target 0.001
+  fpld plan hospitals --total 40MB --write planned.toml
+  fpld plan runs/warmup --deadline 120 --out plan.html
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add = parser.add_argument
+    add("config", nargs="?", metavar="CONFIG", help="a TOML file, a preset or a run's folder")
+    add("--links", type=rates, metavar="RATE,...", help="uplink of each site, such as 256kbit/s or 2Mbit/s")
+    add("--names", type=words, metavar="NAME,...", help="names of the sites")
+    add("--caps", type=sizes, metavar="CAP,...", help="most that a site may send in a round: bits, or a size (20MB)")
+    add("--weights", type=numbers, metavar="W,...", help="weight of each site for the allocator")
+    add("--clips", type=numbers, metavar="L,...", help="clip level of each site")
+    add("--deadline", type=float, metavar="SECONDS", help="time for a round's uplinks")
+    add("--rounds", type=int, metavar="T", help="rounds (default: 1)")
+    add("--contexts", type=int, metavar="m", help="probe contexts")
+    add("--vocab", type=int, metavar="V", help="vocabulary size")
+    add("--samples", type=float, metavar="n", help="samples a site, for the data term (default: no data term)")
+    add("--peak", type=float, metavar="P", help="largest probability of a token (default: 1/V, or as measured)")
+    add("--total", type=sizes, metavar="TOTAL", help="all sites together in a round: bits, or a size (default: caps)")
+    add("--policy", default="optimal", help=f"one of {', '.join(allocators.names())} (default: optimal)")
+    add("--target", type=float, metavar="KL", help="the least total and the shortest deadline for a KL of at most this")
+    add("--channel", choices=["wire", "paper"], default="wire", help="honest bytes, or the paper's channel")
+    add("--out", type=Path, metavar="FILE.html", help="write the plan as a page")
+    add("--write", type=Path, metavar="CONFIG.toml", help="write CONFIG with the plan's bits, for fpld run")
+
+
+def run(arguments: argparse.Namespace, output: Output) -> int:
+    """Plan, print, write."""
+    source = _source(arguments)
+    if arguments.write is not None and source is None:
+        raise InputError("--write needs CONFIG (a TOML file, a preset or a run's folder) for texts and models")
+    known = _known(arguments, source)
+    plans = _answers(arguments, known, source)
+    tables = [(name, site_rows(plan), policy_rows(plan)) for name, plan in plans.items()]
+    if output.json:
+        rows = [{"table": kind, "answer": name, **row} for name, *parts in tables
+                for kind, part in zip(("sites", "policies"), parts, strict=True) for row in part]  # fmt: skip
+        output.result("plan", rows)
+    for (name, sites, policies), plan in zip(tables, plans.values(), strict=True):
+        output.table(sites, title=f"{name}: bits per coordinate of each site")
+        output.table(
+            policies, title=f"{name}: cost and bracket, {plan.policy} and the other policies at the same total"
+        )
+        for line in [*advice(plan), *([source.note] if source and source.note else [])]:
+            output.note(line)
+    chosen = next(iter(plans.values()))
+    if arguments.out is not None:
+        from fpld.report.page import plan_page
+
+        write_shared(arguments.out, plan_page(plans, source.note if source else ""))
+        output.note(f"page: {arguments.out}")
+    if arguments.write is not None and source is not None:
+        from fpld.plan.sources import write
+
+        write_shared(arguments.write, write(source, chosen))
+        output.note(f"configuration: {arguments.write} (fpld run {arguments.write})")
+    return 0
+
+
+def _source(arguments: argparse.Namespace) -> Source | None:
+    if arguments.config is None:
+        return None
+    from fpld.plan.sources import read
+
+    return read(arguments.config, contexts=arguments.contexts, vocab=arguments.vocab)
+
+
+def _known(arguments: argparse.Namespace, source: Source | None) -> Known:
+    """Put together what is known: the source, and over it the arguments."""
+    given = {name: getattr(arguments, name) for name in ("deadline", "rounds", "samples", "contexts", "vocab")}
+    given = {name: value for name, value in given.items() if value is not None} | {"channel": arguments.channel}
+    if source is None:
+        for name in ("contexts", "vocab"):
+            if name not in given:
+                raise InputError(f"--{name} must be given, or CONFIG")
+        count = _count(arguments)
+        known = Known(tuple(Site(f"site-{i + 1}") for i in range(count)), **given)
+    else:
+        if arguments.names is not None:
+            raise InputError("--names is for a plan without CONFIG, which names its nodes itself")
+        known = replace(source.known, **given)
+    if arguments.peak is not None:
+        if not 1 / known.vocab <= arguments.peak <= 1:
+            raise InputError(f"--peak must be from 1/V = {1 / known.vocab:g} to 1, got {arguments.peak:g}")
+        known = replace(known, c_p=1 - arguments.peak)
+    return replace(known, sites=_sites(arguments, known))
+
+
+def _count(arguments: argparse.Namespace) -> int:
+    lists = [getattr(arguments, name) for name in ("links", "names", "caps", "weights", "clips")]
+    counts = [len(values) for values in lists if values is not None]
+    if not counts:
+        raise InputError("--links must be given (one uplink for each site), or --caps, or CONFIG")
+    return max(counts)
+
+
+def _sites(arguments: argparse.Namespace, known: Known) -> tuple[Site, ...]:
+    """Apply the lists of the command line to the sites, and check that each has an entry for every site."""
+    count, sites = len(known.sites), list(known.sites)
+
+    def each(name: str) -> list[object] | None:
+        values = one_or_each(getattr(arguments, name), count)
+        if values is not None and len(values) != count:
+            raise InputError(
+                f"--{name} must have one entry for each of {count} sites, or one for all, got {len(values)}"
+            )
+        return values
+
+    if arguments.names is not None and len(arguments.names) != count:
+        raise InputError(f"--names must have one entry for each of {count} sites, got {len(arguments.names)}")
+    for name, field in (("names", "name"), ("links", "rate"), ("weights", "weight"), ("clips", "clip")):
+        values = each(name)
+        for i, value in enumerate(values or []):
+            changes: dict[str, Any] = {field: value}
+            if name == "links":
+                changes["cap"] = math.inf  # the link takes the place of the bits that a configuration allows
+            if name == "clips":
+                changes["ranged"] = False
+            sites[i] = replace(sites[i], **changes)
+    caps: list[Size] | None = each("caps")  # type: ignore[assignment]
+    for i, cap in enumerate(caps or []):
+        sites[i] = replace(sites[i], cap=cap.per_context(known.contexts, known.vocab))
+    return tuple(sites)
+
+
+def _answers(arguments: argparse.Namespace, known: Known, source: Source | None) -> dict[str, Forecast]:
+    """Give the plan asked for; with a target, the least total and the shortest deadline."""
+    if arguments.target is not None:
+        target = _check.real("--target", arguments.target, above=0.0)
+        found = {"least total": least_total(known, target)}
+        if all(site.rate is not None for site in known.sites):
+            best = shortest_deadline(known, target)
+            found[f"shortest deadline ({best.known.deadline:.4g} s)"] = best
+        return found
+    total = source.total if source is not None else None
+    if arguments.total is not None:
+        if len(arguments.total) != 1:
+            raise InputError(f"--total must be one number or size, got {len(arguments.total)}")
+        total = arguments.total[0].per_context(known.contexts, known.vocab)
+    return {"plan": forecast(known, arguments.policy, total)}

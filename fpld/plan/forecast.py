@@ -1,0 +1,239 @@
+"""What a plan gives: bits, bytes and seconds for each site, and the bracket of the loss. No formula stands here.
+
+Bits come from the allocators, bounds and conditions from `fpld.theory`; the inverse questions are a search over them.
+A forecast never promises less than the upper bound, and `doubts` says when that bound is not to be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld import _check, theory
+from fpld.errors import BudgetError, InputError
+from fpld.plan.known import LIMITS
+from fpld.protocol.policy import Budget
+from fpld.registry import allocators
+from fpld.units import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpld.plan.known import Known
+    from fpld.types import Floats
+
+POLICIES = ("optimal", "uniform", "inverse")
+MEGABYTE = 1e6
+_STEPS = 60  # of a bisection: the limit of float64
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Forecast:
+    """A plan's bits per probe context, and what follows from them."""
+
+    known: Known
+    policy: str
+    bits: Floats
+
+    @property
+    def bits_per_coordinate(self) -> Floats:
+        """Give the bits of each site as a configuration has them."""
+        return self.bits / self.known.vocab
+
+    @property
+    def bytes_sent(self) -> list[int]:
+        """Give the bytes of each site in a round, header and checksum included."""
+        return self.known.bytes_sent(self.bits)
+
+    @property
+    def seconds(self) -> list[float | None]:
+        """Give the time of each site's uplink in a round; None where the link is not known."""
+        pairs = zip(self.known.sites, self.bytes_sent, strict=True)
+        return [None if site.rate is None else 8 * count / site.rate for site, count in pairs]
+
+    @property
+    def round_seconds(self) -> float | None:
+        """Give the time of a round's uplinks, side by side: that of the slowest; None if a link is not known."""
+        seconds = [second for second in self.seconds if second is not None]
+        return max(seconds) if len(seconds) == len(self.bits) else None
+
+    @property
+    def held_by(self) -> list[str]:
+        """Say for each site what holds it: `link`, `cap`, `codec`, or nothing."""
+        limits = self.known.limits()
+        held = np.isclose(self.bits, limits.min(axis=0), rtol=1e-9)
+        return [LIMITS[int(which)] if at else "" for at, which in zip(held, limits.argmin(axis=0), strict=True)]
+
+    @property
+    def upper(self) -> theory.Upper | None:
+        """Give Theorem 4's bound with its data term; None if clip levels are not known."""
+        return _upper(self.known, self.bits)
+
+    @property
+    def lower(self) -> theory.Lower | None:
+        """Give Theorem 2's bound of the bandwidth loss."""
+        clips = self.known.clips
+        if clips is None:
+            return None
+        c_p, bits = self.known.trace_constant, self.known.paper_bits(self.bits)
+        return theory.matching_lower(bits, clips, vocab=self.known.vocab, c_p=c_p)
+
+    @property
+    def upper_holds(self) -> bool:
+        """Say whether the upper bound is a promise: (SE) holds, and the codec is the theory's."""
+        return self.upper is not None and self.upper.small_error.holds and self.known.codec == "uniform"
+
+    @property
+    def lower_holds(self) -> bool:
+        """Say whether the lower bound is one: (ND) and (SE') hold, and codec and dither are the theory's."""
+        known = self.known
+        return self.lower is not None and self.lower.holds and known.codec == "uniform" and not self._stratified
+
+    def next_megabyte(self) -> list[float | None]:
+        """Give by how much the upper bound would fall with one more megabyte a round at each site, links aside."""
+        now = self.upper
+        if now is None:
+            return [None] * len(self.bits)
+        most = self.known.limits()[LIMITS.index("codec")]
+        gains: list[float | None] = []
+        for site in range(len(self.bits)):
+            more = self.bits.copy()
+            more[site] = min(more[site] + 8 * MEGABYTE / self.known.contexts, most[site])
+            then = _upper(self.known, more)
+            gains.append(None if then is None else max(now.bandwidth - then.bandwidth, 0.0))
+        return gains
+
+    def doubts(self) -> list[str]:
+        """Say what is missing for the bracket to be a promise."""
+        known, upper, lower = self.known, self.upper, self.lower
+        if upper is None or lower is None:
+            return ["no bracket: give clip levels or weights, or plan from a finished run"]
+        found = []
+        if known.codec != "uniform":
+            found.append(f"the theory is of the uniform quantizer, not of the codec {known.codec!r}: no promise")
+        if not lower.non_degenerate:
+            found.append("(ND) fails: c_p is 0, so there is no lower bound")
+        if not upper.small_error.holds:
+            found.append(
+                f"(SE) fails: the cubic remainder may be {upper.small_error.value:.3g}, more than the quadratic term "
+                f"{upper.small_error.limit:.3g}: the upper bound is not to be trusted; it needs more bits"
+            )
+        if not lower.small_error.holds:
+            found.append(
+                f"(SE') fails: the cubic remainder may be {lower.small_error.value:.3g}, its limit is "
+                f"{lower.small_error.limit:.3g}: the lower bound is not to be trusted"
+            )
+        if self._stratified and lower.holds:
+            found.append(
+                "the dither is stratified: sites that agree go below the lower bound, which is of independent dither"
+            )
+        return found
+
+    @property
+    def _stratified(self) -> bool:
+        return self.known.stratified and self.known.channel == "wire" and len(self.bits) > 1
+
+
+def forecast(known: Known, policy: str = "optimal", total: float | None = None) -> Forecast:
+    """Share out `total` bits per probe context by a policy; without a total every site sends at its cap."""
+    allocators.get(policy)
+    caps, floors = known.caps(), known.floors()
+    own = known.limits()[:2].min(axis=0)
+    if total is None and not np.isfinite(own).all():
+        unbounded = known.sites[int((~np.isfinite(own)).argmax())].name
+        raise InputError(f"total must be given, or a limit for every site: {unbounded!r} has no link with a deadline")
+    if total is not None:
+        least, most = floors.sum(), caps.sum()
+        if not least <= total <= most:
+            raise BudgetError(f"total must be {_between(known, float(least), float(most))}, got {_size(known, total)}")
+    budget = Budget(caps, floors, known.vocab, total, policy, known.weights)
+    return Forecast(known, policy, budget.bits(1, None))
+
+
+def least_total(known: Known, kl: float) -> Forecast:
+    """Give the plan of least total bits whose upper bound, data term included, is at most `kl`."""
+    caps, floors = known.caps(), known.floors()
+    best = Forecast(known, "optimal", _finite(known, caps))
+    _refuse_unreachable(best, kl, lambda: _longer(known, kl))
+    low = max(float(floors.sum()), 1.0)
+    total = _bisect(lambda value: _promise(forecast(known, "optimal", value)) <= kl, low, float(best.bits.sum()))
+    return forecast(known, "optimal", total)
+
+
+def shortest_deadline(known: Known, kl: float) -> Forecast:
+    """Give the plan of shortest deadline, every site sending at its cap, whose upper bound is at most `kl`."""
+    if any(site.rate is None for site in known.sites):
+        raise InputError("a deadline needs the link of every site")
+    least = known.least_deadline() * (1 + 1e-9) or 1e-6
+    most = max(least, 1.0)
+
+    def at(deadline: float) -> Forecast:
+        return forecast(known.with_deadline(deadline))
+
+    while most < 1e12 and not _promise(at(most)) <= kl:
+        most *= 2
+    _refuse_unreachable(at(most), kl, lambda: "raise the caps")
+    return at(_bisect(lambda deadline: _promise(at(deadline)) <= kl, least, most))
+
+
+def _upper(known: Known, bits: Floats) -> theory.Upper | None:
+    clips = known.clips
+    if clips is None:
+        return None
+    return theory.heterogeneous_upper(known.paper_bits(bits), clips, vocab=known.vocab, samples=known.samples)
+
+
+def _promise(plan: Forecast) -> float:
+    upper = plan.upper
+    if upper is None:
+        raise InputError("a target needs clip levels or weights, or a finished run to plan from")
+    return upper.total
+
+
+def _longer(known: Known, kl: float) -> str:
+    """Say what would make a target feasible that the caps do not reach."""
+    if any(site.rate is None for site in known.sites):
+        return "raise the caps"
+    least = shortest_deadline(known, kl).known.deadline or 0.0
+    return f"feasible is a deadline of {math.ceil(10 * least) / 10:g} s"
+
+
+def _refuse_unreachable(best: Forecast, kl: float, advice: Callable[[], str]) -> None:
+    kl = _check.real("target", kl, above=0.0)
+    promise, upper = _promise(best), best.upper
+    if upper is not None and upper.data >= kl:
+        raise BudgetError(
+            f"target must be greater than the data term {upper.data:.3g}, which no bits make smaller, got {kl:g}"
+        )
+    if not promise <= kl:
+        raise BudgetError(
+            f"target must be at least {promise:.3g}, what all sites at their caps give, got {kl:g}: {advice()}"
+        )
+
+
+def _finite(known: Known, caps: Floats) -> Floats:
+    """Replace the cap of a site that has none by what no one would notice: 2^-64 of the range."""
+    return np.where(np.isfinite(caps), caps, 32.0 * known.vocab)
+
+
+def _bisect(good: Callable[[float], bool], low: float, high: float) -> float:
+    """Give the least value in [low, high] that is good, from above: `high` is good, and what is given is."""
+    if good(low):
+        return low
+    for _ in range(_STEPS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return high
+
+
+def _between(known: Known, least: float, most: float) -> str:
+    if not math.isfinite(most):
+        return f"at least {_size(known, least)}"
+    return f"from {_size(known, least)} (what the codec needs) to {_size(known, most)} (what the sites may send)"
+
+
+def _size(known: Known, total: float) -> str:
+    return f"{total / known.vocab:.4g} bits per coordinate ({show_size(total * known.contexts / 8)} a round)"

@@ -1,0 +1,164 @@
+"""Where the planner's numbers come from besides the command line: a configuration, or a finished run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from fpld import config as configuration
+from fpld.errors import InputError
+from fpld.estimate import distortion_weights
+from fpld.files import read_json
+from fpld.plan.forecast import Forecast
+from fpld.plan.known import Known, Site
+from fpld.runs import read_run
+from fpld.types import Decoded
+from fpld.units import show_rate, show_size
+
+if TYPE_CHECKING:
+    from fpld.config import Config
+    from fpld.runs import Line
+    from fpld.types import Floats
+
+_BYTE_VOCAB = 256
+_NOTHING = 1e-9  # a clip level that adds nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What was read: the configuration and its text, what it says to the planner, and whence that is known."""
+
+    config: Config
+    text: str
+    known: Known
+    total: float | None
+    note: str = ""
+
+
+def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -> Source:
+    """Read a configuration file, a preset, or the folder of a run; sizes that are given replace those read."""
+    folder = Path(place)
+    if not folder.is_dir():
+        return _from_config(*configuration.load(place), contexts, vocab)
+    if not (folder / "config.toml").is_file():
+        raise InputError(f"{folder} holds no run (no config.toml): give a run's folder, a TOML file or a preset")
+    config, text = configuration.load(folder / "config.toml")
+    if (folder / "probe.json").is_file():
+        probe = read_json(folder / "probe.json", "fpld-probe-1")
+        vocab = vocab or probe.get("vocab")
+    source = _from_config(config, text, contexts, vocab)
+    lines = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted)]
+    if not lines:
+        return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
+    known = learn(source.known, lines[-1])
+    note = f"clip levels as measured in round {lines[-1].round} of {folder.name}: what gives the bound found there"
+    return replace(source, known=known, note=note)
+
+
+def learn(known: Known, line: Line) -> Known:
+    """Set clip levels and c_p so that the planner's bracket, at the bits that a round had, is the one found there.
+
+    A run knows the noise of what it decoded, so its bracket is measured. The levels' proportions are those of the
+    estimated weights, or of each site's own noise, or of what was configured.
+    """
+    estimated = line.node_weights if line.node_weights is not None else _weights(known, line)
+    if estimated is not None:
+        known = replace(
+            known, sites=tuple(replace(s, weight=float(w)) for s, w in zip(known.sites, estimated, strict=True))
+        )
+    c_p = min(2 * line.bandwidth_lower / line.bandwidth_upper, 1.0) if line.bandwidth_upper > 0 else None
+    known = replace(known, c_p=c_p)
+    if not any(site.ranged for site in known.sites):
+        return known  # the levels are on the wire, and known
+    bits = np.maximum(np.array(line.bits_allotted) * known.vocab, known.floors())
+    fixed, unit = (_found(_with_ranges(known, scale), bits) for scale in (_NOTHING, 1.0))
+    share = (line.bandwidth_upper - fixed) / (unit - fixed)
+    return _with_ranges(known, math.sqrt(share)) if share > 0 else known
+
+
+def write(source: Source, plan: Forecast) -> str:
+    """Give the source's configuration with the plan's bits at every node, and all else as it was.
+
+    Bits are written out, so that the run does what was planned; shares and estimates have nothing left to decide.
+    """
+    try:
+        document: Any = tomlkit.parse(source.text)
+    except TOMLKitError as error:
+        raise InputError(f"the configuration cannot be edited: {error}") from None
+    forecasts = zip(plan.known.sites, plan.bits_per_coordinate, plan.bytes_sent, plan.seconds, strict=True)
+    for node, (site, bits, count, seconds) in zip(document["nodes"], forecasts, strict=True):
+        node.pop("uplink", None)
+        node["bits"] = float(bits)
+        if site.rate is not None:
+            node["bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")
+        if site.clip is not None and not site.ranged:
+            node["clip"] = float(site.clip)
+    for key in ("total", "estimator", "warmup", "forget", "deadline"):
+        document.get("budget", {}).pop(key, None)
+    document.setdefault("run", tomlkit.table())["rounds"] = plan.known.rounds
+    document["probe"]["contexts"] = plan.known.contexts
+    if source.config.tokenizer.kind == "bpe" and source.config.tokenizer.vocab != plan.known.vocab:
+        document.setdefault("tokenizer", tomlkit.table())["vocab"] = plan.known.vocab
+    text = f"# Planned by fpld plan: {plan.policy} allocation.\n{tomlkit.dumps(document)}"
+    configuration.parse(text, "the planned configuration")
+    return text
+
+
+def _from_config(config: Config, text: str, contexts: int | None, vocab: int | None) -> Source:
+    vocab = vocab or _vocab(config)
+    contexts = contexts or config.probe.contexts
+    sites = tuple(
+        Site(
+            node.name,
+            node.uplink,
+            math.inf if node.bits is None else node.bits * vocab,
+            node.weight,
+            node.clip,
+            ranged=node.clip is None,
+        )
+        for node in config.nodes
+    )
+    deadline = config.budget.deadline if any(site.rate is not None for site in sites) else None
+    known = Known(
+        sites,
+        contexts,
+        vocab,
+        deadline,
+        config.run.rounds,
+        codec=config.codec.name,
+        stratified=config.codec.dither == "stratified",
+    )
+    return Source(config, text, known, None if config.budget.total is None else config.budget.total * vocab)
+
+
+def _vocab(config: Config) -> int:
+    if config.tokenizer.kind == "huggingface":
+        raise InputError("--vocab must be given: the configuration takes the tokenizer of a pretrained model")
+    return config.tokenizer.vocab if config.tokenizer.kind == "bpe" else _BYTE_VOCAB
+
+
+def _with_ranges(known: Known, scale: float) -> Known:
+    """Let the ranges that contexts state amount to clip levels in proportion to the roots of the weights."""
+    levels = [scale * math.sqrt(site.allocation_weight) if site.ranged else site.clip for site in known.sites]
+    return replace(known, sites=tuple(replace(s, clip=level) for s, level in zip(known.sites, levels, strict=True)))
+
+
+def _weights(known: Known, line: Line) -> list[float] | None:
+    """Read the sites' weights off the noise of what they sent, if all have sent and no clip says them."""
+    noise = [value for value in line.noise if value is not None]
+    if len(noise) < len(known.sites) or min(noise) <= 0 or not all(site.ranged for site in known.sites):
+        return None
+    bits = known.vocab * known.paper_bits(np.array(line.bits_allotted) * known.vocab)
+    replies = [Decoded(np.zeros(1), np.full(1, value)) for value in noise]
+    return [float(weight) for weight in distortion_weights(replies, bits, known.vocab)]
+
+
+def _found(known: Known, bits: Floats) -> float:
+    upper = Forecast(known, "", bits).upper
+    return 0.0 if upper is None else upper.bandwidth

@@ -1,0 +1,71 @@
+// Draw every chart of the page from the data beside it. The data is text: nothing of it becomes markup.
+"use strict";
+
+const fpldCharts = (() => {
+  const si = d3.format("~s");
+  const write = {
+    B: (value) => `${si(value).replace("k", " k").replace("M", " M").replace("G", " G")}B`,
+    s: (value) => `${d3.format("~g")(value)}`,
+    "": (value) => d3.format("~g")(value),
+  };
+  const exact = d3.format(".4~g");
+
+  function rowsOf(series) {
+    return series.x.map((x, i) => ({ x, y: series.y[i], low: series.low[i], series: series.name }));
+  }
+
+  function draw(figure) {
+    const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
+    const box = figure.querySelector(".plot");
+    const width = Math.max(box.clientWidth, 280);
+    const names = spec.series.map((series) => series.name);
+    const band = spec.x.scale === "band";
+    const places = [...new Set(spec.series.flatMap((series) => series.x))];
+    const grouped = spec.series.some((series) => series.kind === "bars");
+    const title = (d) => `${d.series}\n${spec.x.label}: ${band ? d.x : exact(d.x)}\n${spec.y.label}: ${exact(d.y)}`;
+    const colour = (name) => spec.colours[names.indexOf(name) % spec.colours.length];
+    const marks = [];
+    for (const series of spec.series) {
+      const rows = rowsOf(series), stroke = colour(series.name);
+      if (series.kind === "band") {
+        marks.push(rows.length > 1 ? Plot.areaY(rows, { x: "x", y1: "low", y2: "y", fill: stroke, fillOpacity: 0.25 })
+          : Plot.ruleX(rows, { x: "x", y1: "low", y2: "y", stroke, strokeOpacity: 0.25, strokeWidth: 24 }));
+      }
+      if (series.kind === "line") {
+        marks.push(Plot.lineY(rows, { x: "x", y: "y", stroke, strokeWidth: 2 }));
+        marks.push(Plot.dot(rows, { x: "x", y: "y", fill: stroke, r: rows.length > 12 ? 2 : 3.5, title, tip: true }));
+      }
+      if (series.kind === "dots") marks.push(Plot.dot(rows, { x: "x", y: "y", fill: stroke, r: 5.5, symbol: "diamond2", title, tip: true }));
+      if (series.kind === "rule") marks.push(Plot.ruleY(rows.slice(0, 1), { y: "y", stroke, strokeDasharray: "5 4", title: (d) => `${d.series}: ${exact(d.y)}`, tip: true }));
+    }
+    const bars = spec.series.filter((series) => series.kind === "bars").flatMap(rowsOf);
+    const stack = spec.series.filter((series) => series.kind === "stack").flatMap(rowsOf);
+    if (bars.length) marks.push(Plot.barY(bars, { fx: "x", x: "series", y: "y", fill: (d) => colour(d.series), title, tip: true }));
+    if (stack.length) marks.push(Plot.barY(stack, { x: "x", y: "y", fill: (d) => colour(d.series), title, tip: true }));
+    if (bars.length || stack.length) marks.push(Plot.ruleY([0]));
+    const across = { label: spec.x.label, tickFormat: band ? undefined : write[spec.x.unit] };
+    const every = Math.max(1, Math.ceil(places.length / Math.max(width / 70, 1)));
+    if (band) Object.assign(across, { domain: places, ticks: places.filter((_, i) => i % every === 0) });
+    const plot = Plot.plot({
+      width, height: 300, marginLeft: 56, marginBottom: 38, style: { background: "transparent", fontSize: "12px" },
+      ...(grouped ? { fx: { ...across, padding: 0.15 }, x: { axis: null, domain: names } }
+        : { x: band ? { ...across, type: stack.length ? "band" : "point" } : { ...across, type: spec.x.scale, ticks: 5 } }),
+      y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", tickFormat: write[spec.y.unit], ...(spec.y.scale === "log" ? { ticks: 4 } : {}) },
+      color: { legend: false },
+      marks,
+    });
+    const legend = Plot.legend({ color: { type: "categorical", domain: names, range: names.map(colour) } });
+    box.replaceChildren(legend, plot);
+  }
+
+  function drawAll(root = document) {
+    for (const figure of root.querySelectorAll("figure.chart")) {
+      try { draw(figure); } catch (error) { console.error(error); }
+    }
+  }
+
+  let wait;
+  window.addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(() => drawAll(), 120); });
+  window.addEventListener("beforeprint", () => drawAll());
+  return { drawAll };
+})();

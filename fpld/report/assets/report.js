@@ -1,0 +1,3 @@
+"use strict";
+fpldCharts.drawAll();
+fpldTables.attach();

@@ -1,0 +1,71 @@
+"""A chart as data: what pages draw interactively and `draw` turns into PNG and SVG. One description, two drawings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["line", "dots", "rule", "band", "bars", "stack"]
+Scale = Literal["linear", "log", "band"]
+Unit = Literal["", "B", "s"]
+
+COLOURS = (
+    "#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#6cc5b0", "#ff8ab7", "#9c6b4e", "#97bbf5", "#9498a0",
+)  # fmt: skip
+"""The palette of every drawing: told apart in print, on white and on black."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis: its label with the unit spelled out, its scale, and how its numbers are written."""
+
+    label: str
+    scale: Scale = "linear"
+    unit: Unit = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Some points of one kind: `band` fills from `low` to `y`, `rule` is a level for all x, `bars` stand in groups."""
+
+    name: str
+    kind: Kind
+    x: list[Any]
+    y: list[float]
+    low: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure: its name (of files), title, axes and series; `alt` tells someone who cannot see it what it shows."""
+
+    name: str
+    title: str
+    alt: str
+    x: Axis
+    y: Axis
+    series: list[Series]
+    caption: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """Give it as JSON for a page, with the palette; what a logarithmic axis cannot show is left out."""
+        drawn = [asdict(self._shown(series)) for series in self.series]
+        return {**asdict(self), "series": drawn, "colours": COLOURS}
+
+    def shown(self) -> list[Series]:
+        """Give the series without what the axes cannot show."""
+        return [self._shown(series) for series in self.series]
+
+    def _shown(self, series: Series) -> Series:
+        keep = [
+            i
+            for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
+            if _fits(y, self.y.scale) and (series.kind == "rule" or self.x.scale == "band" or _fits(x, self.x.scale))
+        ]
+        low = [series.low[i] for i in keep] if series.low else []
+        return Series(series.name, series.kind, [series.x[i] for i in keep], [series.y[i] for i in keep], low)
+
+
+def _fits(value: float, scale: Scale) -> bool:
+    return math.isfinite(value) and (scale != "log" or value > 0)

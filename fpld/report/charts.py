@@ -1,0 +1,238 @@
+"""The figures of a run, and of runs side by side."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fpld.report.chart import Axis, Chart, Series
+from fpld.units import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpld.runs import Run
+
+ROUND = Axis("round", "band")
+LOSS = "held-out loss (nats per token)"
+_MANY = 60  # bars in a figure before it is drawn as lines
+
+
+def run_charts(run: Run) -> list[Chart]:
+    """Give the figures of one run that has closed a round."""
+    if not run.trace:
+        return []
+    charts = [loss_by_bytes([run]), kl_by_round(run), bits_by_node(run)]
+    if any(line.node_weights for line in run.trace):
+        charts.append(weights_by_round(run))
+    charts += [loss_by_node(run), seconds_by_phase(run)]
+    if any(line.answers for line in run.trace):
+        charts.append(seconds_by_node(run))
+    return charts
+
+
+def comparison_charts(runs: Sequence[Run]) -> list[Chart]:
+    """Give the figures that hold several runs."""
+    with_rounds = [run for run in runs if run.trace]
+    return [loss_by_bytes(with_rounds), loss_by_round(with_rounds)] if with_rounds else []
+
+
+def loss_by_bytes(runs: Sequence[Run]) -> Chart:
+    """Draw held-out loss against the bytes sent so far, with the baselines of a single run."""
+    series = [
+        Series(
+            "fpld" if len(runs) == 1 else run.name,
+            "line",
+            list(run.uplink),
+            [_number(line.heldout_loss) for line in run.trace],
+        )
+        for run in runs
+    ]
+    if len(runs) == 1:
+        series += _baselines(runs[0])
+    ends = "; ".join(
+        f"{item.name} ends at {_number(run.trace[-1].heldout_loss):.3f} nats after {show_size(run.uplink[-1])}"
+        for item, run in zip(series, runs, strict=False)
+    )
+    others = ", ".join(f"{item.name} {item.y[0]:.3f}" for item in series if item.kind != "line")
+    return Chart(
+        name="loss-by-bytes",
+        title="Held-out loss against uplink",
+        alt=f"Lines of held-out loss over bytes sent, one point a round: {ends}."
+        + (f" Baselines: {others}." if others else ""),
+        x=Axis("sent by all nodes so far (bytes)", "log", "B"),
+        y=Axis(LOSS),
+        series=series,
+        caption="Lower and further left is better." + (" Horizontal lines sent nothing." if others else ""),
+    )
+
+
+def loss_by_round(runs: Sequence[Run]) -> Chart:
+    """Draw held-out loss by round."""
+    ends = "; ".join(
+        f"{run.name} {_number(run.trace[0].heldout_loss):.3f} to {_number(run.trace[-1].heldout_loss):.3f}"
+        for run in runs
+    )
+    return Chart(
+        name="loss-by-round",
+        title="Held-out loss by round",
+        alt=f"Lines of held-out loss by round: {ends}.",
+        x=ROUND,
+        y=Axis(LOSS),
+        series=[
+            Series(run.name, "line", _rounds(run), [_number(line.heldout_loss) for line in run.trace]) for run in runs
+        ],
+    )
+
+
+def kl_by_round(run: Run) -> Chart:
+    """Draw the bracket of the bandwidth loss, and the student's KL to its target."""
+    first, last = run.trace[0], run.trace[-1]
+    return Chart(
+        name="kl-by-round",
+        title="KL by round, and the bounds of its bandwidth part",
+        alt=(
+            f"The student's KL to the combined logits goes from {first.kl:.3g} to {last.kl:.3g} nats; the bounds of "
+            f"what quantization adds go from {first.bandwidth_lower:.3g} and {first.bandwidth_upper:.3g} to "
+            f"{last.bandwidth_lower:.3g} and {last.bandwidth_upper:.3g}."
+        ),
+        x=ROUND,
+        y=Axis("KL (nats)", "log"),
+        series=[
+            Series(
+                "what quantization adds: between the bounds", "band", _rounds(run),
+                [line.bandwidth_upper for line in run.trace], [line.bandwidth_lower for line in run.trace],
+            ),
+            Series("student to combined logits", "line", _rounds(run), [line.kl for line in run.trace]),
+        ],
+        caption=(
+            "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "
+            "(ND) hold; exact logits never leave the nodes, so no one knows it more closely. With stratified dither "
+            "nodes that agree go below the band. The line is what distillation left."
+        ),
+    )  # fmt: skip
+
+
+def bits_by_node(run: Run) -> Chart:
+    """Draw what each node sent in each round."""
+    kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
+    series = [
+        Series(name, kind, _rounds(run), [_at(line.bits_sent, i) for line in run.trace])  # type: ignore[arg-type]
+        for i, name in enumerate(run.nodes)
+    ]
+    ends = ", ".join(f"{item.name} {item.y[-1]:.3g}" for item in series)
+    return Chart(
+        name="bits-by-node",
+        title="Bits by node and round",
+        alt=f"Bits per coordinate that each node sent in each round; in the last: {ends}.",
+        x=ROUND,
+        y=Axis("bits per coordinate"),
+        series=series,
+        caption="Nothing stands where a node did not answer.",
+    )
+
+
+def weights_by_round(run: Run) -> Chart:
+    """Draw the weights that the allocator had learnt after each round."""
+    lines = [line for line in run.trace if line.node_weights]
+    series = [
+        Series(name, "line", [line.round for line in lines], [_at(line.node_weights or [], i) for line in lines])
+        for i, name in enumerate(run.nodes)
+    ]
+    ends = ", ".join(f"{item.name} {item.y[-1]:.3g}" for item in series)
+    return Chart(
+        name="weights-by-round",
+        title="Estimated weights",
+        alt=f"Weight of each node by round, as estimated; in the last: {ends}.",
+        x=ROUND,
+        y=Axis("weight", "log"),
+        series=series,
+        caption="A node of greater weight is noisier at the same bits, and is allotted more.",
+    )
+
+
+def loss_by_node(run: Run) -> Chart:
+    """Draw the student's loss on each node's held-out text."""
+    series = [
+        Series(name, "line", _rounds(run), [_at(line.heldout_by_node, i) for line in run.trace])
+        for i, name in enumerate(run.nodes)
+    ]
+    ends = ", ".join(f"{item.name} {item.y[-1]:.3f}" for item in series)
+    return Chart(
+        name="loss-by-node",
+        title="The student on each node's held-out text",
+        alt=f"Held-out loss on the text of each node by round; in the last: {ends}.",
+        x=ROUND,
+        y=Axis(LOSS),
+        series=series,
+    )
+
+
+def seconds_by_phase(run: Run) -> Chart:
+    """Draw where the time of each round went."""
+    phases = list(dict.fromkeys(name for line in run.trace for name in line.phases))
+    series = [Series(p, "stack", _rounds(run), [line.phases.get(p, 0.0) for line in run.trace]) for p in phases]
+    total = {item.name: sum(item.y) for item in series}
+    spent = ", ".join(f"{name} {value:.3g} s" for name, value in total.items())
+    return Chart(
+        name="seconds-by-phase",
+        title="Time spent where",
+        alt=f"Seconds of each phase in each round, stacked; in all: {spent}.",
+        x=ROUND,
+        y=Axis("seconds", unit="s"),
+        series=series,
+        caption="local: until the last node answered; the others are the aggregator's. Baselines run beside them.",
+    )
+
+
+def seconds_by_node(run: Run) -> Chart:
+    """Draw how long each node took to answer."""
+    kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
+    lines = [line for line in run.trace if line.answers]
+    series = [
+        Series(name, kind, [line.round for line in lines], [_at(line.answers, i) for line in lines])  # type: ignore[arg-type]
+        for i, name in enumerate(run.nodes)
+    ]
+    slowest = max(series, key=lambda item: _largest(item.y))
+    return Chart(
+        name="seconds-by-node",
+        title="Time to answer",
+        alt=(
+            "Seconds after which each node answered in each round; "
+            f"the slowest was {slowest.name}, {_largest(slowest.y):.3g} s."
+        ),
+        x=ROUND,
+        y=Axis("seconds", unit="s"),
+        series=series,
+    )
+
+
+def _baselines(run: Run) -> list[Series]:
+    """Give other methods as points at their uplink, or as levels if they sent nothing; of nodes alone, the best."""
+    alone = [row for row in run.results if row.method.startswith("alone")]
+    best = min(alone, key=lambda row: row.heldout_loss, default=None)
+    found = []
+    for row in run.results:
+        if row.method == "fpld" or (row in alone and row is not best):
+            continue
+        name = "best node alone" if row is best else row.method
+        kind = "dots" if row.uplink_bytes else "rule"
+        found.append(Series(name, kind, [row.uplink_bytes], [row.heldout_loss]))  # type: ignore[arg-type]
+    return found
+
+
+def _rounds(run: Run) -> list[int]:
+    return [line.round for line in run.trace]
+
+
+def _at(values: Sequence[float | None], index: int) -> float:
+    return _number(values[index] if index < len(values) else None)
+
+
+def _number(value: float | None) -> float:
+    """Give what is not known as no number: it is not drawn."""
+    return math.nan if value is None else value
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((value for value in values if math.isfinite(value)), default=0.0)

@@ -1,0 +1,88 @@
+"""Draw a chart with matplotlib: the same figure as on the page, as PNG and SVG."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fpld.figures import save_figure
+from fpld.report.chart import COLOURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fpld.report.chart import Axis, Chart, Series
+
+SIZE = (8.0, 4.2)
+
+
+def save_charts(charts: Iterable[Chart], folder: Path, prefix: str = "") -> list[Path]:
+    """Write each chart as PNG and SVG into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [
+        file for chart in charts for file in save_figure(partial(draw, chart), folder / f"{prefix}{chart.name}", SIZE)
+    ]
+
+
+def draw(chart: Chart, figure: Figure) -> None:
+    """Draw a chart on an empty figure."""
+    axes = figure.subplots()
+    shown = chart.shown()
+    places = _places(shown) if chart.x.scale == "band" else {}
+    bars = [series for series in shown if series.kind == "bars"]
+    heights: dict[float, float] = {}
+    for index, series in enumerate(shown):
+        colour = COLOURS[index % len(COLOURS)]
+        x = [places.get(value, value) for value in series.x]
+        if series.kind == "line":
+            axes.plot(x, series.y, "o-", color=colour, label=_plain(series.name), markersize=4)
+        elif series.kind == "dots":
+            axes.plot(x, series.y, "D", color=colour, label=_plain(series.name))
+        elif series.kind == "rule":
+            axes.axhline(series.y[0], color=colour, linestyle="--", label=_plain(series.name))
+        elif series.kind == "band":
+            axes.fill_between(x, series.low, series.y, color=colour, alpha=0.25, label=_plain(series.name))
+            if len(x) == 1:  # a band of no width
+                axes.vlines(x, series.low, series.y, color=colour, alpha=0.25, linewidth=16)
+        elif series.kind == "bars":
+            width = 0.8 / len(bars)
+            offset = (bars.index(series) - (len(bars) - 1) / 2) * width
+            axes.bar([v + offset for v in x], series.y, width, color=colour, label=_plain(series.name))
+        else:
+            below = [heights.get(v, 0.0) for v in x]
+            axes.bar(x, series.y, 0.7, bottom=below, color=colour, label=_plain(series.name))
+            heights.update({v: b + y for v, b, y in zip(x, below, series.y, strict=True)})
+    _axis(axes, chart.x, "x")
+    _axis(axes, chart.y, "y")
+    if places:
+        step = max(len(places) // 20, 1)
+        axes.set_xticks(list(places.values())[::step], [_plain(str(name)) for name in list(places)[::step]])
+    axes.set_title(_plain(chart.title), loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _places(shown: list[Series]) -> dict[object, int]:
+    return {name: i for i, name in enumerate(dict.fromkeys(x for series in shown for x in series.x))}
+
+
+def _axis(axes: Axes, axis: Axis, which: str) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    (axes.set_xlabel if which == "x" else axes.set_ylabel)(_plain(axis.label))
+    target = axes.xaxis if which == "x" else axes.yaxis
+    if axis.scale == "log":
+        (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    if axis.unit == "B":
+        target.set_major_formatter(EngFormatter(unit="B"))
+
+
+def _plain(text: str) -> str:
+    """Give a name as matplotlib shows it unchanged: a dollar sign would begin mathematics, an underscore hide it."""
+    shown = text.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown

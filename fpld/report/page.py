@@ -1,0 +1,152 @@
+"""Pages: one self-contained file for runs or for a plan. Everything that came from outside is escaped.
+
+A page brings its style and its scripts with it and asks no host for anything: its policy allows the scripts that are
+in it, by their hashes, and nothing else. So even markup that slipped through would not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fpld import __version__
+from fpld.errors import MissingExtraError
+from fpld.plan.tables import advice, policy_rows, site_rows
+from fpld.report import tables
+from fpld.report.charts import comparison_charts, run_charts
+from fpld.report.plan_charts import plan_charts
+from fpld.units import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from jinja2 import Environment
+
+    from fpld.plan import Forecast
+    from fpld.runs import Run
+
+LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
+SCRIPTS = (*LIBRARIES, "charts.js", "tables.js")
+
+
+def report_page(runs: Sequence[Run]) -> str:
+    """Give the page of one run, or of several side by side."""
+    env = environment()
+    parts = [comparison(runs)] if len(runs) > 1 else []
+    parts += [run_section(run, f"run-{i}") for i, run in enumerate(runs)]
+    title = "Report of a run" if len(runs) == 1 else f"Report of {len(runs)} runs"
+    return _page(env, title, f"fpld {__version__}: federated probe-logit distillation", "\n".join(parts))
+
+
+def plan_page(plans: Mapping[str, Forecast], note: str = "") -> str:
+    """Give the page of a plan, or of the answers to a target."""
+    body = "\n".join(plan_section(name, plan, f"plan-{i}") for i, (name, plan) in enumerate(plans.items()))
+    return _page(environment(), "Plan of a federation", f"fpld {__version__}. {note}".strip(), body)
+
+
+def run_section(run: Run, key: str) -> str:
+    """Give the part of a page that shows a run, finished or not; `key` begins the ids of its tables."""
+    return environment().get_template("run.html.j2").render(
+        run=run,
+        id=key,
+        tiles=tables.tiles(run),
+        charts=run_charts(run),
+        nodes=tables.node_rows(run),
+        incidents=tables.incident_rows(run),
+        results=tables.result_rows([run]),
+        rounds=tables.round_rows(run),
+        allocation=tables.allocation_rows(run),
+    )  # fmt: skip
+
+
+def comparison(runs: Sequence[Run]) -> str:
+    """Give the part of a page that shows runs side by side."""
+    return environment().get_template("comparison.html.j2").render(
+        charts=comparison_charts(runs), results=tables.result_rows(runs), differences=tables.difference_rows(runs)
+    )  # fmt: skip
+
+
+def plan_section(name: str, plan: Forecast, key: str) -> str:
+    """Give the part of a page that shows a plan."""
+    first = policy_rows(plan)[0]
+    tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
+    if first["round_seconds"] is not None:
+        tiles["uplinks of a round"] = f"{first['round_seconds']:.4g} s"
+    if first["upper"] is not None:
+        tiles["KL at most"] = f"{first['kl_at_most']:.3g} nats" + (
+            "" if first["upper_holds"] else " (not to be trusted)"
+        )
+    return environment().get_template("plan.html.j2").render(
+        name=name[:1].upper() + name[1:],
+        id=key,
+        tiles=tiles,
+        advice=advice(plan),
+        charts=plan_charts(plan),
+        sites=site_rows(plan),
+        policies=policy_rows(plan),
+    )  # fmt: skip
+
+
+def environment() -> Environment:
+    """Give the templates' environment: escapes everything."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        raise MissingExtraError("a page", "report") from None
+    env = Environment(loader=PackageLoader("fpld.report"), autoescape=True, undefined=StrictUndefined)
+    env.filters.update(cell=_cell, attributes=_attributes, heading=_heading, numeric=_numeric)
+    return env
+
+
+def asset(name: str) -> str:
+    """Read a style sheet or a script of the package."""
+    return files("fpld.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+def _page(env: Environment, title: str, subtitle: str, body: str) -> str:
+    from markupsafe import Markup
+
+    scripts = [asset(name) for name in (*SCRIPTS, "report.js")]
+    return env.get_template("page.html.j2").render(
+        title=title,
+        subtitle=subtitle,
+        body=Markup(body),  # noqa: S704 (rendered by our own templates, which escape)
+        style=asset("page.css"),
+        scripts=scripts,
+        hashes=Markup(" ".join(_hash(script) for script in scripts)),  # noqa: S704 (hashes)
+    )
+
+
+def _hash(script: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"'sha256-{digest}'"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _attributes(value: Any) -> Any:
+    """Give the attributes of a number's cell: its class, and the value to sort by and to copy."""
+    from markupsafe import Markup
+
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return Markup(' class="number" data-value="{}"').format(value) if number else ""
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _numeric(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return all(
+        row[name] is None or (isinstance(row[name], int | float) and not isinstance(row[name], bool)) for row in rows
+    )

@@ -1,0 +1,166 @@
+"""The tables of a run as rows, for pages and exports alike."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+from fpld.units import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpld.runs import Run
+
+Row = dict[str, Any]
+
+
+def tiles(run: Run) -> dict[str, str]:
+    """Give what is worth knowing at a glance."""
+    found = {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
+    if run.trace:
+        loss = run.trace[-1].heldout_loss
+        found["held-out loss"] = "not evaluated" if loss is None else f"{loss:.4f} nats"
+        found["sent so far"] = show_size(run.uplink[-1])
+    closed = gap(run)
+    if closed is not None:
+        found["gap to pooled training closed"] = f"{closed:.0%}"
+    troubles = len(incident_rows(run))
+    found["refused or absent"] = str(troubles) if troubles else "none"
+    return found
+
+
+def gap(run: Run) -> float | None:
+    """Give the share of the gap between the best node alone and pooled training that the run closes."""
+    from fpld.federation.run import gap_closed
+
+    return gap_closed([row.model_dump() for row in run.results])
+
+
+def result_rows(runs: Sequence[Run]) -> list[Row]:
+    """Give every method of every run: loss and uplink."""
+    return [
+        ({"run": run.name} if len(runs) > 1 else {}) | row.model_dump()
+        for run in runs
+        for row in run.results
+    ]  # fmt: skip
+
+
+def round_rows(run: Run) -> list[Row]:
+    """Give one flat row for each round."""
+    return [
+        {
+            "round": line.round,
+            "answered": len(line.nodes),
+            "heldout_loss": line.heldout_loss,
+            "kl": line.kl,
+            "bandwidth_lower": line.bandwidth_lower,
+            "bandwidth_upper": line.bandwidth_upper,
+            "round_bytes": line.sent,
+            "all_bytes": sent,
+            "seconds": round(sum(line.phases.values()), 3),
+        }
+        for line, sent in zip(run.trace, run.uplink, strict=True)
+    ]
+
+
+def node_rows(run: Run) -> list[Row]:
+    """Give what each node contributed: rounds, bits, bytes and its share of them, weight, loss on its own text."""
+    total = sum(run.uplink[-1:]) or 1
+    rows: list[Row] = []
+    for i, name in enumerate(run.nodes):
+        answered = [line for line in run.trace if name in line.nodes]
+        sent = sum(line.node_bytes[i] for line in run.trace if i < len(line.node_bytes))
+        bits = [line.bits_sent[i] for line in answered if i < len(line.bits_sent)]
+        times = [line.answers[i] for line in answered if i < len(line.answers)]
+        seconds = [value for value in times if value is not None]
+        last = run.trace[-1] if run.trace else None
+        weights = last.node_weights if last is not None else None
+        losses = last.heldout_by_node if last is not None else []
+        rows.append(
+            {
+                "node": name,
+                "rounds_answered": len(answered),
+                "bits_mean": sum(bits) / len(bits) if bits else None,
+                "bytes": sent,
+                "share": sent / total,
+                "weight": weights[i] if weights and i < len(weights) else _configured(run, i, "weight"),
+                "clip": _configured(run, i, "clip"),
+                "heldout_loss": losses[i] if i < len(losses) else None,
+                "seconds_mean": sum(seconds) / len(seconds) if seconds else None,
+                "refused": sum(text.startswith(f"{name}: ") for line in run.trace for text in line.refused),
+                "absent": sum(text.startswith(f"{name}: ") for line in run.trace for text in line.absent),
+            }
+        )
+    return rows
+
+
+def allocation_rows(run: Run) -> list[Row]:
+    """Give one flat row for each node and round: bits allotted and sent, bytes, weight, loss, seconds."""
+
+    def at(values: Sequence[Any] | None, index: int) -> Any:
+        return values[index] if values and index < len(values) else None
+
+    return [
+        {
+            "round": line.round,
+            "node": name,
+            "answered": name in line.nodes,
+            "bits_allotted": at(line.bits_allotted, i),
+            "bits_sent": at(line.bits_sent, i),
+            "bytes": at(line.node_bytes, i),
+            "weight": at(line.node_weights, i),
+            "heldout_loss": at(line.heldout_by_node, i),
+            "seconds": at(line.answers, i),
+        }
+        for line in run.trace
+        for i, name in enumerate(run.nodes)
+    ]
+
+
+def incident_rows(run: Run) -> list[Row]:
+    """Give what was refused and who was absent, with the reasons."""
+    return [
+        {"round": line.round, "what": what, "who and why": text}
+        for line in run.trace
+        for what, texts in (("refused", line.refused), ("absent", line.absent))
+        for text in texts
+    ]
+
+
+def difference_rows(runs: Sequence[Run]) -> list[Row]:
+    """Give the keys of the configurations in which runs differ."""
+    flat = [_flatten(run.text) for run in runs]
+    keys = sorted({key for each in flat for key in each})
+    return [
+        {"configuration key": key, **{run.name: each.get(key, "") for run, each in zip(runs, flat, strict=True)}}
+        for key in keys
+        if len({each.get(key, "") for each in flat}) > 1
+    ]
+
+
+def _configured(run: Run, index: int, key: str) -> float | None:
+    nodes = run.settings.get("nodes")
+    found = nodes[index].get(key) if isinstance(nodes, list) and index < len(nodes) else None
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _flatten(text: str) -> dict[str, str]:
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return {"": "no TOML"}
+    found: dict[str, str] = {}
+
+    def walk(key: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                walk(f"{key}.{name}" if key else name, inner)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for i, inner in enumerate(value):
+                walk(f"{key}[{inner.get('name', i)}]", inner)
+        else:
+            found[key] = str(value)
+
+    walk("", tables)
+    return found

@@ -1,0 +1,61 @@
+"""Numbers with units, as people write them: rates of links and sizes of what is sent."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
+SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+
+
+def parse_rate(value: Any) -> Any:
+    """Read a link's rate in bit/s from a number, or from text such as "64 kbit/s".
+
+    >>> parse_rate("64 kbit/s")
+    64000.0
+    """
+    return value if not isinstance(value, str) else _parse(value, RATES, "a rate such as '64 kbit/s'")
+
+
+def parse_size(text: str) -> float:
+    """Read a size in bytes from text such as "20 MB" (a million bytes each).
+
+    >>> parse_size("1.5 MB")
+    1500000.0
+    """
+    return _parse(text, SIZES, "a size such as '20 MB'")
+
+
+def show_rate(rate: float) -> str:
+    """Write a rate with the unit that suits it; `parse_rate` reads it.
+
+    >>> show_rate(256_000), show_rate(2.5e6)
+    ('256 kbit/s', '2.5 Mbit/s')
+    """
+    return _show(rate, RATES)
+
+
+def show_size(size: float) -> str:
+    """Write a size with the unit that suits it.
+
+    >>> show_size(12_582_912)
+    '12.58 MB'
+    """
+    return _show(size, SIZES)
+
+
+def _parse(text: str, units: dict[str, float], what: str) -> float:
+    message = f"must be {what} (units: {', '.join(units)}), got {text!r}"
+    found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", text)
+    if not found or found[2] not in units:
+        raise ValueError(message)
+    try:
+        return float(found[1]) * units[found[2]]
+    except ValueError:
+        raise ValueError(message) from None
+
+
+def _show(value: float, units: dict[str, float]) -> str:
+    unit, scale = max(((u, s) for u, s in units.items() if s <= abs(value) or s == 1.0), key=lambda pair: pair[1])
+    return f"{value / scale:.4g} {unit}"

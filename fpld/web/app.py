@@ -1,0 +1,81 @@
+"""The application: a page, its assets, and questions about runs and plans. GET only; see `guard` for who may ask."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from fpld import __version__
+from fpld.errors import FpldError
+from fpld.report.page import SCRIPTS, asset, environment
+from fpld.web.guard import Guard
+from fpld.web.state import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+_ASSETS = dict.fromkeys((*SCRIPTS, "dashboard.js", "planner.js"), "text/javascript") | {"page.css": "text/css"}
+_OWN = ("dashboard.js", "planner.js")
+
+
+def make_app(folder: Path, token: str | None = None) -> Starlette:
+    """Make the application for a folder of runs; with a token it asks for it."""
+    state = State(folder)
+    routes = [
+        Route("/", lambda _request: _index(folder)),
+        Route("/assets/{name:path}", _asset),
+        Route("/api/runs", lambda _request: _answer(state.runs)),
+        Route("/api/run", lambda request: _run(state, request)),
+        Route("/api/planner", lambda request: _answer(lambda: state.planner(request.query_params.get("run")))),
+        Route("/api/plan", lambda request: _plan(state, request)),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, token=token)])
+
+
+def _index(folder: Path) -> Response:
+    page = environment().get_template("dashboard.html.j2")
+    scripts = [*SCRIPTS, "planner.js", "dashboard.js"]
+    return HTMLResponse(page.render(folder=str(folder), version=__version__, scripts=scripts))
+
+
+def _asset(request: Request) -> Response:
+    """Give one of the known assets: the name is looked up, never opened."""
+    name = request.path_params["name"]
+    if name not in _ASSETS:
+        return Response("no such asset", 404, media_type="text/plain")
+    text = files("fpld.web").joinpath("assets", name).read_text("utf-8") if name in _OWN else asset(name)
+    return Response(text, media_type=_ASSETS[name])
+
+
+def _run(state: State, request: Request) -> Response:
+    name, have = request.query_params.get("name", ""), request.query_params.get("have")
+
+    def ask() -> dict[str, Any]:
+        return {"stamp": have} if have and state.stamp(name) == have else state.run(name)
+
+    return _answer(ask)
+
+
+def _plan(state: State, request: Request) -> Response:
+    query = request.query_params
+    try:
+        rates = [float(part) for part in query.get("links", "").split(",")]
+        deadline, share = float(query.get("deadline", "")), float(query.get("total", "1"))
+    except ValueError:
+        return JSONResponse({"error": "links, deadline and total must be numbers"}, 400)
+    return _answer(lambda: {"body": state.plan(query.get("run"), rates, deadline, share)})
+
+
+def _answer(ask: Any) -> Response:
+    """Give what was asked for as JSON; an error of ours is a 404 with its sentence."""
+    try:
+        return JSONResponse(ask())
+    except FpldError as error:
+        return JSONResponse({"error": str(error)}, 404)

@@ -1,0 +1,136 @@
+"""What the live page shows, read from the folder at each question; unchanged files are not read again."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from fpld.errors import FpldError, InputError
+from fpld.plan import Known, Site, forecast
+from fpld.plan.sources import read
+from fpld.report.page import environment, plan_section, run_section
+from fpld.runs import find_runs, read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fpld.runs import Run
+
+_FILES = ("config.toml", "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "result.json", "versions.json")
+EXAMPLE = Known(
+    tuple(
+        Site(name, rate, clip=clip)
+        for name, rate, clip in (("city", 2e6, 4.0), ("town", 1e6, 4.0), ("valley", 384e3, 8.0), ("island", 256e3, 8.0))
+    ),
+    contexts=16384,
+    vocab=1024,
+    deadline=180.0,
+    rounds=3,
+)
+"""What the planner shows before there is a run to plan from."""
+
+
+@dataclass
+class State:
+    """The runs of a folder. A run is asked for by its name and found among those listed: no name becomes a path."""
+
+    folder: Path
+    _seen: dict[str, tuple[str, Run | str]] = field(default_factory=dict)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """List the runs, the one that changed last first."""
+        rows = [self._row(name, path) for name, path in find_runs(self.folder).items()]
+        return sorted(rows, key=lambda row: -row["changed"])
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Give a run as parts of a page, and a stamp that changes when it does."""
+        path = self._path(name)
+        stamp, found = self._read(name, path)
+        if isinstance(found, str):
+            message = environment().get_template("message.html.j2").render(name=name, message=found)
+            return {"stamp": stamp, "live": "", "body": message}
+        live = environment().get_template("live.html.j2").render(run=found, progress=found.progress)
+        return {"stamp": stamp, "live": live, "body": run_section(found, "run")}
+
+    def stamp(self, name: str) -> str:
+        """Give the stamp of a run."""
+        return _stamp(self._path(name))
+
+    def planner(self, name: str | None) -> dict[str, Any]:
+        """Give where the planner's sliders begin: what a run knows, or an example."""
+        known, total = self._known(name)
+        deadline = known.deadline or 180.0
+        return {
+            "sites": [
+                {"name": site.name, "rate": site.rate or site.cap * known.contexts / deadline} for site in known.sites
+            ],
+            "deadline": deadline,
+            "share": 1.0 if total is None else min(total / float(known.caps().sum()), 1.0),
+        }
+
+    def plan(self, name: str | None, rates: Sequence[float], deadline: float, share: float) -> str:
+        """Plan for links in bit/s, a deadline and a share of what the links can carry; give a part of a page."""
+        try:
+            known, _ = self._known(name)
+            if len(rates) != len(known.sites):
+                raise InputError(f"links must be {len(known.sites)} numbers, got {len(rates)}")
+            if not 0 <= share <= 1:
+                raise InputError(f"total must be a share from 0 to 1 of what the links carry, got {share:g}")
+            free = [replace(s, rate=rate, cap=float("inf")) for s, rate in zip(known.sites, rates, strict=True)]
+            known = replace(known, sites=tuple(free), deadline=deadline)
+            least, most = float(known.floors().sum()), float(known.caps().sum())
+            return plan_section("plan", forecast(known, "optimal", least + share * (most - least)), "planner")
+        except FpldError as error:
+            return environment().get_template("message.html.j2").render(name="No such plan", message=str(error))
+
+    def _known(self, name: str | None) -> tuple[Known, float | None]:
+        if name is None:
+            return EXAMPLE, None
+        source = read(str(self._path(name)))
+        return source.known, source.total
+
+    def _path(self, name: str) -> Path:
+        found = find_runs(self.folder)
+        if name not in found:
+            raise InputError(f"no run is called {name!r} here")
+        return found[name]
+
+    def _read(self, name: str, path: Path) -> tuple[str, Run | str]:
+        """Read a run, or say what is wrong with it; from memory if no file changed."""
+        stamp = _stamp(path)
+        if name not in self._seen or self._seen[name][0] != stamp:
+            try:
+                found: Run | str = read_run(path, name)
+            except (FpldError, OSError) as error:
+                found = str(error)
+            self._seen[name] = stamp, found
+        return self._seen[name]
+
+    def _row(self, name: str, path: Path) -> dict[str, Any]:
+        _, run = self._read(name, path)
+        changed = max((_time(path / file) for file in _FILES), default=0.0)
+        if isinstance(run, str):
+            return {"name": name, "state": "unreadable", "changed": changed}
+        if run.finished:
+            state = "finished"
+        elif run.progress is None:
+            state = "preparing"
+        else:
+            state = f"round {run.progress.round} of {run.progress.rounds}: {run.progress.phase}"
+        return {"name": name, "state": state, "changed": changed}
+
+
+def _time(path: Path) -> float:
+    return path.stat().st_mtime if path.is_file() else 0.0
+
+
+def _stamp(path: Path) -> str:
+    hashed = hashlib.sha256()
+    for name in _FILES:
+        file = path / name
+        if file.is_file():
+            status = file.stat()
+            hashed.update(f"{name} {status.st_mtime_ns} {status.st_size}\n".encode())
+    return hashed.hexdigest()[:16]

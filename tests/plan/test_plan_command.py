@@ -1,0 +1,140 @@
+"""`fpld plan` as its users call it: tables, JSON, a configuration that runs, errors that say what would be feasible."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fpld import config as configuration
+from fpld.cli import main
+from tests.federation.conftest import config_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["config_file"]
+
+LINKS = ["--links", "2Mbit/s,2 Mbit/s,384kbit/s,256 kbit/s"]
+SIZES = ["--contexts", "16384", "--vocab", "1024"]
+PLAN = ["plan", *LINKS, *SIZES, "--clips", "4,4,8,8", "--deadline", "300"]
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    found: list[dict[str, Any]] = json.loads(captured.out)["rows"]
+    assert all(not isinstance(value, (dict, list)) for row in found for value in row.values())
+    return found
+
+
+def test_json_has_sites_and_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, *PLAN, "--total", "20", "--rounds", "4", "--samples", "30000")
+    sites = [row for row in found if row["table"] == "sites"]
+    policies = {row["policy"]: row for row in found if row["table"] == "policies"}
+    assert [row["held_by"] for row in sites] == ["", "", "", "link"]
+    assert sum(row["bits"] for row in sites) == pytest.approx(20)
+    assert set(policies) == {"optimal", "uniform", "inverse"}
+    best = policies["optimal"]
+    assert best["lower"] < best["upper"] < policies["uniform"]["upper"] < policies["inverse"]["upper"]
+    assert best["kl_at_most"] == pytest.approx(best["upper"] + 0.5 / (4 * 30000))
+    assert best["upper_holds"] is False  # (SE) fails at these clip levels, and the plan says so
+
+
+def test_a_size_is_a_total_too(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, *PLAN, "--total", "40MB", "--caps", "12MB")
+    sites = [row for row in found if row["table"] == "sites"]
+    assert sum(row["round_bytes"] for row in sites) == pytest.approx(40e6, rel=1e-4)
+    assert max(row["round_bytes"] for row in sites) <= 12e6 + 104
+
+
+def test_the_inverse_question(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, *PLAN, "--target", "0.01")
+    answers = {row["answer"].partition(" (")[0]: row for row in found if row.get("policy") == "optimal"}
+    assert set(answers) == {"least total", "shortest deadline"}
+    assert all(row["kl_at_most"] <= 0.01 for row in answers.values())
+    assert answers["least total"]["round_bytes"] <= answers["shortest deadline"]["round_bytes"]
+    assert answers["shortest deadline"]["round_seconds"] <= answers["least total"]["round_seconds"]
+
+
+def test_words_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--total", "20"]) == 0
+    text = capsys.readouterr().out
+    for part in ("at their cap: site-4 (link)", "the next megabyte", "caution: (SE) fails", "not to be trusted"):
+        assert part in text
+    assert "\x1b" not in text
+
+
+def test_what_is_written_is_what_runs(
+    capsys: pytest.CaptureFixture[str],
+    config_file: Path,
+    tmp_path: Path,
+) -> None:
+    config_file.write_text(f"# kept comment\n{config_file.read_text()}")
+    planned = tmp_path / "planned.toml"
+    arguments = ["plan", str(config_file), "--links", "2kbit/s,4kbit/s,8kbit/s", "--deadline", "120", "--total", "7"]
+    found = rows(capsys, *arguments, "--caps", "4", "--rounds", "2", "--write", str(planned))
+    bits = [row["bits"] for row in found if row["table"] == "sites"]
+    config, text = configuration.load(planned)
+    assert [node.bits for node in config.nodes] == bits
+    assert "# kept comment" in text
+    assert config.run.rounds == 2
+    planned.write_text(text.replace("[engine]", "[baselines]\nmethods = []\n\n[engine]"))
+    assert main(["run", str(planned), "--out", str(tmp_path / "run"), "--json"]) == 0
+    capsys.readouterr()
+    lines = [json.loads(line) for line in (tmp_path / "run/trace.jsonl").read_text().splitlines()]
+    assert lines[0]["bits_allotted"] == pytest.approx(bits)
+    planned_bytes = [row["round_bytes"] for row in found if row["table"] == "sites"]
+    assert lines[0]["node_bytes"] == planned_bytes
+
+    # The finished run, as a warm-up: at its own bits the planner gives the bracket that was found there.
+    again = [row for row in rows(capsys, "plan", str(tmp_path / "run")) if row["table"] == "policies"]
+    assert again[0]["upper"] == pytest.approx(lines[-1]["bandwidth_upper"], rel=1e-6)
+    assert again[0]["lower"] == pytest.approx(lines[-1]["bandwidth_lower"], rel=1e-6)
+    more = [row for row in rows(capsys, "plan", str(tmp_path / "run"), "--caps", "6") if row["table"] == "policies"]
+    assert more[0]["upper"] < again[0]["upper"] / 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan"], "--contexts must be given, or CONFIG"),
+        (["plan", *SIZES], "--links must be given"),
+        (["plan", *SIZES, "--links", "1Mbit/s,-5kbit/s"], "must be greater than 0 and finite, got '-5kbit/s'"),
+        (["plan", *SIZES, "--links", "5 furlong/s"], "must be a rate such as '64 kbit/s'"),
+        (["plan", *SIZES, "--links", "5e"], "must be a rate such as"),
+        ([*PLAN, "--caps", "20 bananas"], "must be a size such as '20 MB'"),
+        ([*PLAN, "--caps", "1,2"], "--caps must have one entry for each of 4 sites"),
+        ([*PLAN, "--names", "one"], "--names must have one entry for each of 4 sites"),
+        ([*PLAN, "--total", "0"], "must be greater than 0, got '0'"),
+        ([*PLAN, "--total", "1,2"], "--total must be one number"),
+        ([*PLAN[:-1], "20"], "feasible is a deadline of at least 65.6 s, or at most"),
+        ([*PLAN[:-1], "-1"], "deadline must be greater than 0"),
+        (
+            [*PLAN, "--target", "0.0001"],
+            "what all sites at their caps give, got 0.0001: feasible is a deadline of 419.4 s",
+        ),
+        ([*PLAN, "--caps", "4", "--target", "1e-4"], "got 0.0001: raise the caps"),
+        (["plan", "hospitals", "--names", "a,b,c,d,e"], "--names is for a plan without CONFIG"),
+        ([*PLAN, "--peak", "3"], "--peak must be from 1/V"),
+        ([*PLAN, "--policy", "best"], "allocator must be one of"),
+        ([*PLAN, "--write", "x.toml"], "--write needs CONFIG"),
+        (["plan", "nowhere.toml"], "one of the presets"),
+        (["plan", "huggingface"], "--vocab must be given"),
+        (["plan", "."], "holds no run"),
+        (["plan", "hospitals", "--links", "1Mbit/s,2Mbit/s"], "--links must have one entry for each of 5 sites"),
+    ],
+)
+def test_nonsense_is_one_line_and_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert captured.out == ""

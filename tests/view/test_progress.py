@@ -1,0 +1,63 @@
+"""The round in progress: what is written while nodes answer, fail or are late, and what the live page says of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+from fpld.federation.progress import Progress
+from fpld.federation.store import RunFolder
+from fpld.runs import read_run
+from fpld.web.state import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_run_leaves_its_last_round_closed(finished: Path) -> None:
+    run = read_run(finished)
+    assert run.progress is not None
+    assert (run.progress.round, run.progress.rounds, run.progress.phase) == (2, 2, "closed")
+    assert [node.state for node in run.progress.nodes] == ["accepted"] * 3
+    last = run.trace[-1]
+    assert [node.bytes for node in run.progress.nodes] == last.node_bytes
+    assert sum(last.node_bytes) == last.sent
+    assert all(seconds is not None and seconds > 0 for seconds in last.answers)
+    assert all(noise is not None and noise > 0 for noise in last.noise)
+
+
+def test_who_answered_who_failed_who_is_late(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "live"
+    folder.mkdir()
+    for name in ("config.toml", "versions.json"):
+        shutil.copy(finished / name, folder / name)
+    state = State(tmp_path)
+    assert state.runs()[0]["state"] == "preparing"
+    progress = Progress(RunFolder(folder / "fpld"), ["north", "east", "south", "west"], rounds=2, deadline=9.0)
+    progress.open(1, [1.5, 4.0, 4.0, 4.0])
+    stamp = state.stamp("live")
+    progress.answered(0, "accepted", "", 1234)
+    progress.answered(1, "refused", "payload must be 5 bytes", 99)
+    progress.missing("south: late: no answer within 9 s")
+    progress.missing("west: still busy with an earlier round")
+    progress.missing("nobody: failed: x")  # not of this run: no one's line
+    assert state.stamp("live") != stamp
+    nodes = json.loads((folder / "fpld/progress.json").read_text())["nodes"]
+    assert [(node["state"], node["reason"]) for node in nodes] == [
+        ("accepted", ""),
+        ("refused", "payload must be 5 bytes"),
+        ("late", "no answer within 9 s"),
+        ("absent", "still busy with an earlier round"),
+    ]
+    assert progress.seconds[2] is None
+    live = state.run("live")["live"]
+    for part in (
+        "Round 1 of 2: collecting",
+        "1 of 4 nodes have answered",
+        "1,333 bytes",
+        "late",
+        "no answer within 9 s",
+    ):
+        assert part in live
+    assert state.runs()[0]["state"] == "round 1 of 2: collecting"

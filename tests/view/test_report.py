@@ -1,0 +1,206 @@
+"""`fpld report`: one page that needs nothing, the same figures as files, and text that stays text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fpld.report
+from fpld.cli import main
+from fpld.report.charts import comparison_charts, run_charts
+from fpld.report.page import SCRIPTS, asset, report_page
+from fpld.report.tables import difference_rows, node_rows
+from fpld.runs import find_runs, read_run
+from tests.view.conftest import EVIL, EVIL_PATH, EVIL_SCRIPT
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with their attributes, text, and the content of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.scripts, self.data = "", [], []  # type: ignore[var-annotated]
+        self._inside: dict[str, str | None] | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = dict(attrs) if tag == "script" else None
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside is None:
+            self.text += data
+        else:
+            (self.data if self._inside.get("type") == "application/json" else self.scripts).append(data)
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    assert main([*arguments, "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return found
+
+
+def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    (row,) = rows_of(capsys, "report", str(finished), "--out", str(out))
+    assert row["run"] == "toy"
+    assert row["finished"] is True
+    charts = run_charts(read_run(finished))
+    names = {chart.name for chart in charts}
+    assert names >= {
+        "loss-by-bytes",
+        "kl-by-round",
+        "bits-by-node",
+        "seconds-by-phase",
+        "seconds-by-node",
+        "loss-by-node",
+    }
+    assert {file.name for file in out.iterdir()} == {"report.html"} | {
+        f"{name}.{suffix}" for name in names for suffix in ("png", "svg")
+    }
+    assert (out / "loss-by-bytes.png").read_bytes().startswith(b"\x89PNG")
+    page = Page((out / "report.html").read_text())
+    # Every figure has its data and words for who cannot see it.
+    assert [json.loads(data)["name"] for data in page.data] == [chart.name for chart in charts]
+    images = [attributes for _, attributes in page.tags if attributes.get("role") == "img"]
+    assert [image["aria-label"] for image in images] == [chart.alt for chart in charts]
+    assert all(len(chart.alt) > 40 for chart in charts)
+    # The numbers of the run are in the tables, and so are configuration and versions.
+    for row in json.loads((finished / "result.json").read_text()):
+        assert row["method"] in page.text
+        assert f"{row['heldout_loss']:.4g}" in page.text
+    for part in ("north", "buckets = 256", "numpy 2."):
+        assert part in page.text
+
+
+def test_the_page_asks_no_one_and_runs_only_its_own_scripts(finished: Path) -> None:
+    text = report_page([read_run(finished)])
+    page = Page(text)
+    for tag, attributes in page.tags:
+        assert not {"src", "action", "formaction", "srcset", "ping"} & set(attributes), (tag, attributes)
+        assert attributes.get("href") in (None, "data:,")
+    assert "url(" not in asset("page.css")
+    assert "@import" not in asset("page.css")
+    (policy,) = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for script in page.scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert len(page.scripts) == len(SCRIPTS) + 1
+    assert all("</script" not in asset(name) for name in SCRIPTS)
+
+
+def test_hostile_texts_are_shown_as_text(hostile: Path) -> None:
+    page = Page(report_page([read_run(hostile)]))
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert len(page.scripts) == len(SCRIPTS) + 1
+    assert not any("alert(" in script for script in page.scripts)
+    for text in (EVIL, EVIL_SCRIPT, EVIL_PATH):
+        assert text in page.text
+    # What figures draw is data: it comes out of JSON as it went in, and never closes its script.
+    assert any(EVIL_SCRIPT in [series["name"] for series in json.loads(data)["series"]] for data in page.data)
+
+
+def test_hostile_names_make_no_files_elsewhere(
+    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(tmp_path.rglob("*"))
+    rows_of(capsys, "report", str(hostile), "--out", str(tmp_path / "out"))
+    new = set(tmp_path.rglob("*")) - before
+    assert all(path == tmp_path / "out" or path.parent == tmp_path / "out" for path in new)
+    assert all(re.fullmatch(r"[a-z-]+\.(png|svg|html)|out", path.name) for path in new)
+
+
+@pytest.mark.slow
+def test_several_runs_side_by_side(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "toy"
+    shutil.copytree(finished, other)
+    config = other / "config.toml"
+    config.write_text(config.read_text().replace("bits = 1.5", "bits = 1.75"))
+    out = tmp_path / "both"
+    rows = rows_of(capsys, "report", str(finished), str(other), "--out", str(out))
+    assert {row["run"] for row in rows} == {str(finished), str(other)}  # called the same: told apart by their paths
+    runs = [read_run(finished, "one"), read_run(other, "two")]
+    assert difference_rows(runs) == [{"configuration key": "nodes[north].bits", "one": "1.5", "two": "1.75"}]
+    assert [chart.name for chart in comparison_charts(runs)] == ["loss-by-bytes", "loss-by-round"]
+    assert {"loss-by-round.png", "1-loss-by-bytes.svg", "2-loss-by-bytes.svg"} <= {file.name for file in out.iterdir()}
+    page = Page((out / "report.html").read_text())
+    assert "nodes[north].bits" in page.text
+    assert main(["report", str(finished), str(finished)]) == 2
+    assert "each RUN must be given once" in capsys.readouterr().err
+
+
+def test_shares_add_up(finished: Path) -> None:
+    rows = node_rows(read_run(finished))
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert [row["rounds_answered"] for row in rows] == [2, 2, 2]
+
+
+def test_a_run_without_a_closed_round_has_a_page(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    young = tmp_path / "young"
+    (young / "fpld").mkdir(parents=True)
+    for name in ("config.toml", "versions.json", "fpld/progress.json"):
+        shutil.copy(finished / name, young / name)
+    (row,) = rows_of(capsys, "report", str(young))
+    assert (row["finished"], row["rounds"], row["of"]) == (False, 0, 2)
+    assert "No round is closed yet" in (young / "report/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("trace.jsonl", "{}", "trace.jsonl, line 1: round Field required"),
+        ("trace.jsonl", "[1, 2", "trace.jsonl, line 1: "),
+        ("result.json", '[{"method": 1}]', "result.json: 0.method"),
+        ("fpld/progress.json", '{"round": "x"}', "progress.json: round"),
+        ("versions.json", '{"numpy": [1]}', "versions.json: numpy"),
+        ("config.toml", b"\xff\xfe", "config.toml must be UTF-8"),
+    ],
+)
+def test_damaged_files_are_named(
+    name: str, text: str | bytes, message: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert main(["report", str(folder)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def test_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_runs_are_found_where_they_are_and_not_through_links(finished: Path, tmp_path: Path) -> None:
+    assert list(find_runs(finished.parent)) == ["toy"]
+    assert list(find_runs(finished)) == ["toy"]
+    (tmp_path / "out").symlink_to(finished)
+    assert find_runs(tmp_path) == {}
+
+
+def test_the_libraries_are_those_that_are_said_to_be_there() -> None:
+    folder = Path(fpld.report.__file__).parent / "assets/vendor"
+    table = re.findall(r"^\| (\S+\.js) \|.*\| ([0-9a-f]{64}) \|$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert {name for name, _ in table} == {file.name for file in folder.glob("*.js")}
+    for name, digest in table:
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+        assert (folder / f"LICENSE.{name.partition('.')[0]}").exists()
