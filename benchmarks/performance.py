@@ -95,7 +95,7 @@ def main() -> None:
     mixed = [child(*point, "mixture") for point in GRID["large"]]
     text = f"""# Performance
 
-Made by `make bench` ({machine}; {ran}). Ratios are within one run; other work on the machine moves them by some 10 %.
+Made by `make bench` ({machine}; {ran}). Ratios are within one run. The machine was shared: from one run to another they moved by up to 30 %.
 
 ## Codecs on one thread
 
