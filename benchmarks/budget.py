@@ -59,8 +59,7 @@ def draw_prior(kind: str, rng: np.random.Generator, values: Array) -> Array | No
         extreme: Array = rng.choice(np.array([0, -320], np.int16), values.shape)
         return extreme
     if kind == "wrong":
-        wrong: Array = rng.normal(0, 5, values.shape)
-        return make_prior(wrong)
+        return make_prior(np.asarray(rng.normal(0, 5, values.shape)))
     near: Array = values + rng.normal(0, 0.5 if kind == "near" else 0.0, values.shape)
     return make_prior(near)
 

@@ -2,6 +2,17 @@
 
 from fpld.bench.contenders import Contender, contenders
 from fpld.bench.measure import COLUMNS, Left, draw, measure
-from fpld.bench.scenes import SCENES, Scene, read_scene
+from fpld.bench.scenes import SCENES, SYNTHETIC, Scene, read_scene
 
-__all__ = ["COLUMNS", "SCENES", "Contender", "Left", "Scene", "contenders", "draw", "measure", "read_scene"]
+__all__ = [
+    "COLUMNS",
+    "SCENES",
+    "SYNTHETIC",
+    "Contender",
+    "Left",
+    "Scene",
+    "contenders",
+    "draw",
+    "measure",
+    "read_scene",
+]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fpld.bench.limit import Limit
 from fpld.errors import InputError
 from fpld.quantize import centre
 from fpld.seeds import derive_key
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 T = TypeVar("T")
-COLUMNS = ("scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio")
+COLUMNS = ("scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio", "above_limit")
+LIMIT = "limit"  # the row of what reverse water-filling says
 _BLOCK = 1 << 20  # coordinates at a time
 
 
@@ -55,8 +57,10 @@ def measure(
 
     `kl` is KL(softmax(mean of the nodes' logits) || softmax(mean of what is decoded)), averaged over contexts; `mse`
     is the mean square of the same error, rows centred. Speeds are in coordinates per second, over that of numpy's
-    `acc += x` in float32, timed in turn with them on the same logits: medians over the nodes.
+    `acc += x` in float32, timed in turn with them on the same logits: medians over the nodes. `above_limit` is how many
+    more bits per coordinate were sent than reverse water-filling needs for that kl; the limit has rows of its own.
     """
+    limit = Limit(scene)
     true = scene.logits.mean(axis=0, dtype=np.float64)
     rows: list[Row] = []
     left: list[Left] = []
@@ -70,9 +74,12 @@ def measure(
                 divergence, square = _compare(true, passed.total / np.float32(scene.nodes))
                 sent = 8 * passed.sent / scene.logits.size
                 ratios = passed.add / passed.encode, passed.add / passed.decode
-                values = scene.name, contender.name, bits, sent, divergence, square, *ratios
+                above = sent - limit.bits(max(divergence, 1e-300))
+                values = scene.name, contender.name, bits, sent, divergence, square, *ratios, above
                 rows.append(dict(zip(COLUMNS, values, strict=True)))
             tick()
+        known = {"scene": scene.name, "codec": LIMIT, "bits": bits, "bits_sent": bits, "kl": limit.kl(bits)}
+        rows.append({column: known.get(column) for column in COLUMNS} | {"above_limit": 0.0})
     return rows, left
 
 
@@ -137,7 +144,9 @@ def draw(rows: Sequence[Row], figure: FigureBase) -> None:
             found = [(r["bits_sent"], r["kl"]) for r in rows if (r["scene"], r["codec"]) == (scene, name)]
             points = sorted({point for point in found if min(point) > 0})
             marker = "osv^Dx+*<>"[index % 10]
-            if points:
+            if points and name == LIMIT:
+                axes.plot(*zip(*points, strict=True), color="black", linestyle="--", label="limit (independent nodes)")
+            elif points:
                 axes.plot(*zip(*points, strict=True), marker=marker, color=f"C{index % 10}", label=name)
         axes.set(title=scene, xlabel="bits sent per coordinate", ylabel="KL (nats)", xscale="log", yscale="log")
         axes.grid(alpha=0.3, which="both")

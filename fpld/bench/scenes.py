@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,7 +67,19 @@ def zipf_peaked(seed: int) -> Scene:
     return zipf(seed, factor=2.0, name="zipf-peaked")
 
 
-SCENES: dict[str, Callable[[int], Scene]] = {"gaussian": gaussian, "zipf": zipf, "zipf-peaked": zipf_peaked}
+def students(seed: int, *, round: int) -> Scene:
+    """Give the logits of real students in a round of a federation; trains them when it is first asked for."""
+    from fpld.bench.students import students as trained  # brings PyTorch along
+
+    return trained(seed, round)
+
+
+SYNTHETIC: dict[str, Callable[[int], Scene]] = {"gaussian": gaussian, "zipf": zipf, "zipf-peaked": zipf_peaked}
+SCENES: dict[str, Callable[[int], Scene]] = {
+    **SYNTHETIC,
+    "students-1": partial(students, round=1),
+    "students-3": partial(students, round=3),
+}
 
 
 def read_scene(path: Path) -> Scene:

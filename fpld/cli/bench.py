@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld import _check
-from fpld.bench import SCENES, contenders, draw, measure, read_scene, speed
+from fpld.bench import SCENES, SYNTHETIC, contenders, draw, measure, read_scene, speed
 from fpld.cli.arguments import numbers
 from fpld.errors import InputError, MissingExtraError
 from fpld.figures import save_figure
@@ -44,7 +44,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--logits", type=Path, metavar="FILE", help="safetensors with logits [K, m, V] and perhaps prior [m, V]"
     )
     parser.add_argument(
-        "--scene", nargs="+", choices=SCENES, metavar="NAME", help=f"of {', '.join(SCENES)} (default: all, or FILE)"
+        "--scene",
+        nargs="+",
+        choices=SCENES,
+        metavar="NAME",
+        help=f"of {', '.join(SCENES)} (default: the synthetic ones, or FILE)",
     )
     parser.add_argument(
         "--bits",
@@ -97,7 +101,7 @@ def _speed(arguments: argparse.Namespace, budgets: list[float], output: Output) 
 
 def _codecs(arguments: argparse.Namespace, budgets: list[float], output: Output) -> int:
     scenes = [partial(read_scene, arguments.logits)] if arguments.logits else []
-    chosen = arguments.scene or ([] if arguments.logits else list(SCENES))
+    chosen = arguments.scene or ([] if arguments.logits else list(SYNTHETIC))
     scenes += [partial(SCENES[name], arguments.seed) for name in dict.fromkeys(chosen)]
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)

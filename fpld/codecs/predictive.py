@@ -50,6 +50,7 @@ class PredictiveCodec:
     code: int = 3
     strict: bool = False
     uses_prior: ClassVar[bool] = True
+    shrinks: ClassVar[bool] = True  # what is decoded is a mean of what may have been meant
 
     def least_bits(self, plan: Plan) -> float:
         """Give the least budget: a hundredth of a bit per coordinate."""

@@ -23,6 +23,7 @@ from fpld.theory.bounds import (
 )
 from fpld.theory.conditions import Condition, cubic_remainder, nd, se, se_prime
 from fpld.theory.cumulants import Expansion, Trace, expand, hessian_trace, kl, softmax
+from fpld.theory.ratedistortion import rate_for, reverse_water_filling
 
 __all__ = [
     "Condition",
@@ -49,8 +50,10 @@ __all__ = [
     "mean_variance",
     "nd",
     "objective",
+    "rate_for",
     "reach",
     "refinement_upper",
+    "reverse_water_filling",
     "se",
     "se_prime",
     "softmax",

@@ -1,0 +1,82 @@
+"""Scenes of real students: a small federation on presidents' messages, its nodes' logits in round 1 and in round 3.
+
+Nodes, text, model and steps are those of the demonstration; logits are averaged as float32 and distilled between the
+rounds, so that the scene does not depend on a codec. The prior is what both ends hold: the model that a round began
+with. It takes a minute or two; the scenes are kept in the cache folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld import combine
+from fpld import config as configuration
+from fpld.arrays import write_arrays
+from fpld.bench.scenes import Scene, read_scene
+from fpld.data.fetch import cache_folder
+from fpld.federation.prepare import base_file, prepare
+from fpld.federation.store import RunFolder
+from fpld.federation.training import one_thread
+from fpld.seeds import derive_seed
+from fpld.students import load
+
+if TYPE_CHECKING:
+    from fpld.students import Student
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ROUNDS = (1, 3)
+SEQUENCES = 16  # of the probe set, whose logits make the scene
+
+
+def students(seed: int, round: int) -> Scene:
+    """Give the scene of a round, from the cache or made anew."""
+    folder = cache_folder()
+    files = {each: folder / f"bench-students-{each}-seed-{seed}.safetensors" for each in ROUNDS}
+    if not files[round].exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for each, (logits, prior) in _train(seed).items():
+            write_arrays(files[each], {"logits": logits, "prior": prior}, {})
+    scene = read_scene(files[round])
+    return Scene(f"students-{round}", scene.logits, scene.prior)
+
+
+def _train(seed: int) -> dict[int, tuple[Array, Array]]:
+    """Run the federation; give the nodes' logits and the prior of each round."""
+    config, _ = configuration.load("demo")
+    config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    one_thread(config.student["kind"])
+    scenes = {}
+    with tempfile.TemporaryDirectory() as name:
+        store = RunFolder(Path(name))
+        prepared = prepare(config, store, lambda _: None)
+        texts = [store.read_arrays(f"text/{index}.safetensors")[0]["tokens"] for index in range(len(config.nodes))]
+        student = load(store.path / base_file(config, None))
+        sequences = prepared.probe.sequences
+        for round in range(1, max(ROUNDS) + 1):
+            nodes: list[Student] = []
+            for index, tokens in enumerate(texts):
+                nodes.append(student.copy())
+                local = derive_seed(seed, "bench students", round, index)
+                nodes[-1].finetune(tokens, steps=config.local.steps, seed=local, rate=config.local.rate)
+            if round in ROUNDS:
+                logits = np.stack([node.logits(sequences[:SEQUENCES]) for node in nodes])
+                scenes[round] = logits, student.logits(sequences[:SEQUENCES])
+            if round < max(ROUNDS):
+                target = _mixture(nodes, sequences)
+                again = derive_seed(seed, "bench students", round)
+                student.distill(sequences, target, steps=config.distill.steps, seed=again, rate=config.distill.rate)
+    return scenes
+
+
+def _mixture(nodes: list[Student], sequences: Array) -> Array:
+    """Average the nodes' probabilities, a few sequences at a time."""
+    parts = []
+    for start in range(0, len(sequences), 32):
+        values = np.stack([node.logits(sequences[start : start + 32]) for node in nodes])
+        parts.append(combine.mixture(values, np.zeros_like(values)).astype(np.float32))
+    return np.concatenate(parts)
