@@ -17,7 +17,7 @@ from fpld.arrays import write_arrays
 from fpld.bench.scenes import gaussian, zipf
 from fpld.cli import main
 
-COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio"]
+COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio", "above_limit"]
 OWN = {"float32", "predictive", "predictive-strict", "uniform", "uniform-clip"}
 
 
@@ -35,7 +35,8 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[s
     result = json.loads(captured.out)
     assert result["command"] == "bench codecs"
     rows: list[dict[str, Any]] = result["rows"]
-    return rows
+    assert {row["codec"] for row in rows} > {"limit"}
+    return [row for row in rows if row["codec"] != "limit"]
 
 
 def test_columns_budgets_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_columns_budgets_and_files(capsys: pytest.CaptureFixture[str], tmp_path:
     assert all(row["bits"] == 32 and row["kl"] < 1e-12 for row in rows if row["codec"] == "float32")
     with (tmp_path / "out/bench-codecs.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert [float(row["kl"]) for row in table] == [row["kl"] for row in rows]
+    assert [float(row["kl"]) for row in table if row["codec"] != "limit"] == [row["kl"] for row in rows]
     assert (tmp_path / "out/bench-codecs.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "out/bench-codecs.svg").read_text()
 
@@ -88,13 +89,33 @@ def test_the_same_seed_gives_the_same_numbers(capsys: pytest.CaptureFixture[str]
     assert numbers(1) == numbers(1) != numbers(2)
 
 
+def test_the_limit_is_that_of_gaussian_residuals() -> None:
+    """Flat weights and unit variance: KL = 2^(-2 R) V w / (2 K), and no codec of one node is below it."""
+    scene = gaussian(0, contexts=100)
+    one = bench.Scene("one", scene.logits[:1])
+    limit = bench.Limit(one)
+    assert limit.kl(3.0) == pytest.approx(limit.kl(2.0) / 4, rel=0.05)
+    assert limit.bits(limit.kl(0.7)) == pytest.approx(0.7)
+    rows, _ = bench.measure(one, bench.contenders(one), [2.0, 4.0], 0, lambda: None)
+    assert all(row["above_limit"] >= 0 for row in rows)
+
+
+def test_predictive_is_ahead_of_all_others_on_a_small_scene_of_each_kind() -> None:
+    """The whole scenes are in docs/bench.md."""
+    for scene in (gaussian(1, contexts=64), zipf(1, contexts=4, vocab=4000), zipf(1, contexts=4, vocab=4000, factor=2)):
+        rows, _ = bench.measure(scene, bench.contenders(scene), [0.1, 1.0, 4.0], 0, lambda: None)
+        for bits in (0.1, 1.0, 4.0):
+            kl = {row["codec"]: row["kl"] for row in rows if row["bits"] == bits and row["codec"] != "limit"}
+            assert min(kl, key=lambda name: kl[name]) == "predictive"
+
+
 @pytest.mark.parametrize(("stratified", "fewer"), [(False, 4), (True, 16)])
 def test_kl_is_half_the_variance_of_the_mean_on_the_gaussian_scene(stratified: bool, fewer: int) -> None:
     """The second-order law binds kl, mse and step^2 / 12: over K, or over K^2 where the dither is stratified."""
     scene = gaussian(0, contexts=100)
     uniform = [item for item in bench.contenders(scene) if item.name == "uniform-clip"]
     uniform = [replace(item, stratified=stratified) for item in uniform]
-    (row,), left = bench.measure(scene, uniform, [4.0], 0, lambda: None)
+    (row, _), left = bench.measure(scene, uniform, [4.0], 0, lambda: None)
     step = 2 * np.abs(scene.logits).max() / 15
     assert not left
     assert row["mse"] == pytest.approx(step**2 / 12 / fewer, rel=0.05)
@@ -106,7 +127,8 @@ def test_scenes_are_what_they_say() -> None:
     assert small.logits.shape == (4, 3, 500)
     assert np.allclose(doubled.logits, 2 * small.logits)
     assert (small.logits[0] == small.logits[3]).all()
-    assert set(bench.SCENES) == {"gaussian", "zipf", "zipf-peaked"}
+    assert set(bench.SYNTHETIC) == {"gaussian", "zipf", "zipf-peaked"}
+    assert set(bench.SCENES) == {*bench.SYNTHETIC, "students-1", "students-3"}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +146,7 @@ def test_the_table_in_the_docs_is_what_is_measured(name: str) -> None:
     assert {(item.codec, item.bits) for item in left} == {
         key for key, cell in said.items() if cell == "-" and key[1] in budgets
     }
-    for row in rows:
+    for row in (row for row in rows if row["codec"] != "limit"):
         assert row["kl"] == pytest.approx(float(said[row["codec"], row["bits"]]), rel=0.06)
 
 

@@ -1,6 +1,7 @@
 """Codecs side by side: the same logits, the same budgets, what arrives and how fast."""
 
 from fpld.bench.contenders import Contender, contenders
+from fpld.bench.limit import Limit
 from fpld.bench.measure import COLUMNS, Left, draw, measure
 from fpld.bench.scenes import SCENES, SYNTHETIC, Scene, read_scene
 
@@ -10,6 +11,7 @@ __all__ = [
     "SYNTHETIC",
     "Contender",
     "Left",
+    "Limit",
     "Scene",
     "contenders",
     "draw",

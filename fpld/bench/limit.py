@@ -37,11 +37,14 @@ class Limit:
         else:
             prior = scene.prior[::every].astype(np.float64)
             residuals, classes = logits - prior, CLASS_OF[-make_prior(prior)].astype(np.int64)
-        # Softmax does not see a constant: of each context, the constant that costs least.
-        residuals = residuals - (weights * residuals).sum(axis=-1, keepdims=True)
-        square = np.square(residuals).mean(axis=0)
-        count = np.bincount(classes.ravel(), minlength=CLASSES)
-        variance = np.bincount(classes.ravel(), weights=square.ravel(), minlength=CLASSES) / np.maximum(count, 1)
+        # Softmax does not see a constant in a context, and the mean of a class is side information that costs nothing.
+        residuals = residuals - residuals.mean(axis=-1, keepdims=True)
+        count = np.maximum(np.bincount(classes.ravel(), minlength=CLASSES), 1)
+        mean, square = (
+            np.bincount(classes.ravel(), weights=part.ravel(), minlength=CLASSES) / count
+            for part in (residuals.mean(axis=0), np.square(residuals).mean(axis=0))
+        )
+        variance = np.maximum(square - mean**2, 0)
         self.products: Floats = (weights * variance[classes]).ravel()
         self.scale = scene.shape[1] / (2 * scene.nodes)  # from the mean over coordinates to KL per context
 

@@ -78,6 +78,8 @@ def measure(
                 values = scene.name, contender.name, bits, sent, divergence, square, *ratios, above
                 rows.append(dict(zip(COLUMNS, values, strict=True)))
             tick()
+        if not any(row["bits"] == bits for row in rows):
+            continue
         known = {"scene": scene.name, "codec": LIMIT, "bits": bits, "bits_sent": bits, "kl": limit.kl(bits)}
         rows.append({column: known.get(column) for column in COLUMNS} | {"above_limit": 0.0})
     return rows, left
