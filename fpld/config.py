@@ -118,7 +118,7 @@ class CodecSection(Section):
     `dither` is drawn by each node for itself, or stratified over all nodes, so that errors of nodes that agree cancel.
     """
 
-    name: str = "uniform"
+    name: str = "predictive"
     against: Literal["nothing", "own"] = "nothing"
     dither: Literal["stratified", "independent"] = "stratified"
 
@@ -196,8 +196,11 @@ class Config(Section):
             raise ValueError(
                 "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
             )
-        if self.codec.name == "predictive" and self.codec.against == "own":
-            raise ValueError("codec.against must be 'nothing' for the predictive codec: it codes against the prior")
+        if self.codec.name.startswith("predictive") and self.codec.against == "own":
+            raise ValueError(
+                "codec.against must be 'nothing' for the predictive codec, which codes against the prior: "
+                "set codec.name to 'uniform' for refinement"
+            )
         if self.tokenizer.kind == "huggingface" and not self.model_path:
             raise ValueError("tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'")
         return self

@@ -140,7 +140,7 @@ def test_without_numba_the_reference_serves_and_one_line_says_so(
     with caplog.at_level(logging.WARNING):
         assert UniformCodec().encode(values, plan) == REFERENCE.encode(values, plan)
         UniformCodec().decode(REFERENCE.encode(values, plan), plan)
-    assert caplog.messages == ["numba is missing: NumPy serves, slower; pip install 'fpld[fast]'"]
+    assert caplog.messages == ["numba is missing: plain Python and NumPy serve, slower; pip install 'fpld[fast]'"]
     compiled.available.cache_clear()
 
 

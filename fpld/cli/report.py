@@ -22,7 +22,7 @@ Writes report.html, one file that needs no network, and the same figures as PNG 
 shown as far as it is. Examples:
 
   fpld report runs/demo
-  fpld report runs/demo runs/predictive --out compared
+  fpld report runs/demo runs/uniform --out compared
 """
 
 

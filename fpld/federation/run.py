@@ -91,7 +91,7 @@ class Counting(Executor):
 def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
-    federation = rounds * (nodes + 2 + (config.codec.name == "predictive"))
+    federation = rounds * (nodes + 2 + config.codec.name.startswith("predictive"))
     each = {"alone": 2 * nodes, "pooled": 2, "fedavg": rounds * nodes + 1, "float32": federation}
     return 1 + federation + sum(each[name] for name in config.baselines.methods)
 

@@ -174,8 +174,13 @@ class Known:
         return max(site.rate * self.deadline - 8 * self._header, 0.0) / self.contexts
 
     def _as_paper(self, site: Site, bits: float) -> float:
-        layout = radix.layout(self.vocab, int(bits - self._side(site)))
-        return float(paper_bits(wire_quantizer(1.0, layout.levels()), 1.0))
+        # Contexts take whole bytes, some a byte more than others: the mean over them, of variances.
+        whole, share = divmod((bits - self._side(site)) / 8, 1.0)
+        alike = [
+            float(paper_bits(wire_quantizer(1.0, radix.layout(self.vocab, int(whole) + more).levels()), 1.0))
+            for more in ((0, 1) if share else (0,))
+        ]
+        return -math.log2(np.average(np.exp2(-2 * np.array(alike)), weights=[1 - share, share][: len(alike)])) / 2
 
     def _infeasible(self, worst: int, caps: Floats, floors: Floats) -> str:
         site, need = self.sites[worst], floors[worst]

@@ -57,11 +57,13 @@ def test_the_student_beats_every_node_alone_and_every_byte_is_counted(
     uplink = {row["method"]: row["uplink_bytes"] for row in rows}
     # The frames that the nodes stored are what was sent: 3 rounds, 3 nodes, header and checksum counted.
     assert uplink["fpld"] == sum(line["payload_bytes"] + line["overhead_bytes"] for line in lines)
-    assert uplink["fpld"] == 3 * (sum(int(480 * 256 * bits) // 8 for bits in (1.5, 4.0, 4.0)) + 3 * 104)
+    allowed = 3 * (sum(int(480 * 256 * bits) // 8 for bits in (1.5, 4.0, 4.0)) + 3 * 104)
+    assert 0.99 * allowed < uplink["fpld"] <= allowed
     assert uplink["float32 logits"] == 9 * (4 * 480 * 256 + 104)
     assert uplink["fedavg"] == 9 * 4 * students.load(out / "student.safetensors").parameters
     for line in lines:
-        assert line["bits_sent"] == pytest.approx(line["bits_allotted"], rel=1e-3)
+        # Within one per cent but for ties, which an n-gram model's logits have many of: they cross a step together.
+        assert line["bits_sent"] == pytest.approx(line["bits_allotted"], rel=2e-2)
         assert 0 < line["bandwidth_lower"] < line["bandwidth_upper"]
         assert line["kl"] > 0
     assert {"config.toml", "versions.json", "result.json", "student.safetensors", "tokenizer.json", "probe.json"} <= {
@@ -94,12 +96,16 @@ VARIANTS = {
     "adaptive": [
         ("bits = 1.5", "bits = 6.0\nclip = 4.0"),
         ("bits = 4.0", "bits = 6.0\nclip = 12.0"),
-        ("[engine]", '[budget]\ntotal = 9.0\nestimator = "distortion"\n\n[engine]'),
+        ("[engine]", '[codec]\nname = "uniform"\n\n[budget]\ntotal = 9.0\nestimator = "distortion"\n\n[engine]'),
+    ],
+    "curves": [
+        ("bits = 1.5", "bits = 4.0"),
+        ("[engine]", '[budget]\ntotal = 3.0\nestimator = "curves"\n\n[engine]'),
     ],
     # Refinement pays where models move little between rounds, and with three levels or more: two do not contract.
     "refinement": [
         ("bits = 1.5", "bits = 4.0"),
-        ("[engine]", '[codec]\nagainst = "own"\n\n[engine]'),
+        ("[engine]", '[codec]\nname = "uniform"\nagainst = "own"\n\n[engine]'),
         ("steps = 25", "steps = 5\nrate = 0.05"),
         ("steps = 60", "steps = 60\nrate = 0.05"),
     ],
@@ -130,6 +136,11 @@ def test_variants_are_assemblies_of_the_same_pieces(
         assert lines[0]["bits_allotted"] == pytest.approx([3.0, 3.0, 3.0])
         assert lines[1]["bits_allotted"][0] < 2.2 < 3.2 < lines[1]["bits_allotted"][1]
         assert lines[2]["weights"] is not None
+    if variant == "curves":  # level and rate of every node's loss, and all of the total given out by them
+        assert lines[0]["bits_allotted"] == pytest.approx([1.0, 1.0, 1.0])
+        assert np.shape(lines[0]["weights"]) == (3, 2)
+        assert sum(lines[1]["bits_allotted"]) == pytest.approx(3.0)
+        assert lines[1]["bits_allotted"] != pytest.approx([1.0, 1.0, 1.0], rel=1e-3)
     if variant == "refinement":
         assert lines[2]["bandwidth_upper"] < lines[0]["bandwidth_upper"] / 4
     if variant == "uplink":
@@ -152,7 +163,10 @@ def test_resume_goes_on_and_a_finished_run_stays(
         ([("rounds = 3", "rounds = 0")], "run.rounds: Input should be greater than or equal to 1, got 0"),
         ([("rounds = 3", "round = 3")], "run.round: unknown key"),
         ([("contexts = 480", "contexts = 9999999")], "contexts=9999999 is more than the public text offers"),
-        ([("bits = 1.5", "bits = 0.5")], "'north' may send 0.5 bits per coordinate a round, the codec 'uniform' needs"),
+        (
+            [("bits = 1.5", "bits = 0.005")],
+            "'north' may send 0.005 bits per coordinate a round, the codec 'predictive' needs",
+        ),
         ([("bits = 1.5", "")], "nodes[0]: needs either bits or uplink"),
         ([("bits = 1.5", 'uplink = "9 parsec"')], "nodes[0].uplink: must be a rate such as '64 kbit/s'"),
         ([('name = "north"', 'name = "../north"')], "nodes[0].name"),

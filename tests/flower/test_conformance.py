@@ -23,7 +23,10 @@ VARIANTS = {
         ("[baselines]", '[combine]\nbroadcast = "logits"\n\n[baselines]'),
         ("rounds = 3", "rounds = 2"),
     ],
-    "refinement": [("bits = 1.5", "bits = 4.0"), ("[baselines]", '[codec]\nagainst = "own"\n\n[baselines]')],
+    "refinement": [
+        ("bits = 1.5", "bits = 4.0"),
+        ("[baselines]", '[codec]\nname = "uniform"\nagainst = "own"\n\n[baselines]'),
+    ],
     "predictive, adaptive": [
         (
             "[baselines]",

@@ -96,7 +96,7 @@ def test_an_altered_frame_with_the_checksum_made_right_again(two_of_three: Deplo
         if frame_of(reply) is None or file.parent.name != "south":
             return reply
         plan = tasks["102"].plan
-        codec = codecs.get("uniform")
+        codec = codecs.get("predictive")
         logits = np.zeros(plan.shape, np.float32)
         return with_frame(reply, seal(codec.encode(logits, plan), plan, codec.code))
 
@@ -137,7 +137,7 @@ def test_an_over_budget_frame_at_both_ends(two_of_three: Deployment) -> None:
 
     def fatten(file: Path, reply: Message) -> Message:
         frame = frame_of(reply)
-        return reply if frame is None or file.parent.name != "north" else with_frame(reply, frame + bytes(1))
+        return reply if frame is None or file.parent.name != "north" else with_frame(reply, frame + bytes(100_000))
 
     grid.tamper = fatten
     assert all("bytes under this plan's budget, got" in lines[0] for lines in refused(two_of_three, grid))

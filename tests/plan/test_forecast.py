@@ -217,6 +217,6 @@ def test_the_feasible_deadline_that_an_error_names_is_feasible() -> None:
     with pytest.raises(BudgetError):
         forecast(four(deadline=65.0))
     assert isinstance(forecast(four(deadline=65.6)), Forecast)
-    with pytest.raises(BudgetError, match=r"feasible is a deadline of 420\.9 s"):
+    with pytest.raises(BudgetError, match=r"feasible is a deadline of 422\.7 s"):
         least_total(four(), 1e-4)
-    assert isinstance(least_total(four(deadline=420.9), 1e-4), Forecast)
+    assert isinstance(least_total(four(deadline=422.7), 1e-4), Forecast)
