@@ -15,6 +15,7 @@ from fpld.theory import allocation_optimum, objective
 
 if TYPE_CHECKING:
     from fpld.allocate import Allocator
+    from fpld.types import Floats
 
 ALLOCATORS = [allocate.optimal, allocate.uniform, allocate.inverse]
 
@@ -160,3 +161,35 @@ def test_a_million_nodes() -> None:
     bits = allocate.optimal(np.exp(rng.normal(size=10**6)), 5e8, 256, caps, np.full(10**6, 10.0))
     assert bits.sum() == pytest.approx(5e8, rel=1e-12)
     assert (bits <= caps).all()
+
+
+def test_equal_slopes_is_what_a_solver_finds() -> None:
+    rng = np.random.default_rng(11)
+    for _ in range(20):
+        levels, rates = rng.normal(0, 1, 5), rng.uniform(0.05, 0.3, 5)
+        caps, floors = rng.uniform(100, 400, 5), rng.uniform(1, 20, 5)
+        total = float(rng.uniform(floors.sum() * 1.1, caps.sum() * 0.95))
+        bits = allocate.equal_slopes(levels, rates, total, caps, floors)
+
+        def loss(b: Floats, levels: Floats = levels, rates: Floats = rates) -> float:
+            return float(np.exp(levels - rates * np.sqrt(b)).sum())
+
+        start = floors + (caps - floors) * (total - floors.sum()) / (caps - floors).sum()
+        found = optimize.minimize(
+            loss,
+            start,
+            bounds=list(zip(floors, caps, strict=True)),
+            constraints={"type": "eq", "fun": lambda b, total=total: b.sum() - total},
+            options={"maxiter": 500, "ftol": 1e-12},
+        )
+        assert bits.sum() == pytest.approx(total)
+        assert (bits >= floors - 1e-9).all()
+        assert (bits <= caps + 1e-9).all()
+        assert loss(bits) <= found.fun * (1 + 1e-6)
+
+
+def test_equal_slopes_refuses_nonsense() -> None:
+    with pytest.raises(InputError, match="rates finite and greater than 0"):
+        allocate.equal_slopes([0.0, 0.0], [0.1, 0.0], 10.0)
+    with pytest.raises(BudgetError, match="total must be at most"):
+        allocate.equal_slopes([0.0, 0.0], [0.1, 0.1], 10.0, caps=[2.0, 2.0])
