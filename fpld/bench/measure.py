@@ -149,7 +149,8 @@ def draw(rows: Sequence[Row], figure: FigureBase) -> None:
             if points and name == LIMIT:
                 axes.plot(*zip(*points, strict=True), color="black", linestyle="--", label="limit (independent nodes)")
             elif points:
-                axes.plot(*zip(*points, strict=True), marker=marker, color=f"C{index % 10}", label=name)
+                line = "-" if index < 10 else ":"  # ten colours are not enough
+                axes.plot(*zip(*points, strict=True), line, marker=marker, color=f"C{index % 10}", label=name)
         axes.set(title=scene, xlabel="bits sent per coordinate", ylabel="KL (nats)", xscale="log", yscale="log")
         axes.grid(alpha=0.3, which="both")
     panels[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
