@@ -7,7 +7,10 @@ import pytest
 from fpld.reproduce import REPRODUCTIONS
 
 
-@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in {"adaptive", "stratified"})) for name in REPRODUCTIONS],
+)
 @pytest.mark.parametrize("seed", [pytest.param(0), pytest.param(7, marks=pytest.mark.slow)])
 def test_claims_hold(name: str, seed: int) -> None:
     reproduction = REPRODUCTIONS[name]

@@ -14,6 +14,8 @@ import pytest
 
 from benchmarks.kill_and_resume import command, differing, finish
 
+pytestmark = pytest.mark.slow
+
 
 def lengthened(config: Path) -> Path:
     """Two workers, and enough rounds that there is something to interrupt."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.slow
+
+
 def federation(
     config_file: Path, *changes: tuple[str, str], pool: Executor | None = None
 ) -> tuple[Federation, LocalEngine]:

@@ -35,6 +35,9 @@ WORDS = {
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make texts of two nodes and a public one, and a model folder whose V is larger than its tokenizer's."""

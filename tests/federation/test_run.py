@@ -72,6 +72,7 @@ def test_the_student_beats_every_node_alone_and_every_byte_is_counted(
     assert json.loads((out / "result.json").read_text()) == rows
 
 
+@pytest.mark.slow
 def test_the_same_configuration_gives_the_same_bits_with_processes_and_without(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +86,7 @@ def test_the_same_configuration_gives_the_same_bits_with_processes_and_without(
         assert {**one, "seconds": None} == {**two, "seconds": None}
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_run(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = edited(config_file, ("[engine]", "[baselines]\nmethods = []\n\n[engine]"), ("rounds = 3", "rounds = 1"))
     for seed in ("1", "2"):
@@ -123,7 +125,9 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] * (name != "curves")) for name in VARIANTS]
+)
 def test_variants_are_assemblies_of_the_same_pieces(
     variant: str, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +151,7 @@ def test_variants_are_assemblies_of_the_same_pieces(
         assert lines[0]["bits_allotted"][0] == pytest.approx(4000 * 60 / 480 / 256)
 
 
+@pytest.mark.slow
 def test_resume_goes_on_and_a_finished_run_stays(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

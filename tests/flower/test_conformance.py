@@ -38,7 +38,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=[pytest.mark.slow] * ("predictive" in name)) for name in VARIANTS]
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] * (name != "refinement")) for name in VARIANTS]
 )
 def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, VARIANTS[variant])

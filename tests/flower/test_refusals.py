@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 QUORUM = ("rounds = 3", "rounds = 2\nquorum = 2")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def two_of_three(tmp_path: Path) -> Deployment:
     return Deployment(tmp_path, [QUORUM])
