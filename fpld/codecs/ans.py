@@ -75,20 +75,27 @@ def new_models(totals: Array, largest: int, tables: Array | None, decoder: bool)
         np.zeros((classes, KINDS, _ONE if decoder else 0), np.uint8),
     )
     models.tables[:, 0] = first_counts(tables, classes)
-    used = [c for c in range(classes) if totals[c] or c == classes - 1]
-    for c in used:
-        models.pace[c, 0, 2] = bucket(int(totals[c]) if c < classes - 1 else 2 * MOST_TAIL + 1) + 2
-        _make(*models, c, 0)
-    limit_sizes(models, used, largest)
+    _prepare(totals, largest, *models)
     return models
 
 
-def limit_sizes(models: Models, classes: list[int], largest: int) -> None:
-    """Make tables of sizes for symbols up to `largest`."""
-    models.pace[:, 1:, 2] = 2 * (bucket(largest - 1) + 1)
-    for c in classes:
-        _make(*models, c, 1)
-        _make(*models, c, 2)
+@kernel
+def _prepare(totals: Any, largest: int, tables: Any, pace: Any, slots: Any) -> None:
+    last = totals.size - 1
+    for c in range(last + 1):
+        if totals[c] or c == last:
+            pace[c, 0, 2] = bucket(totals[c] if c < last else 2 * MOST_TAIL + 1) + 2
+            _make(tables, pace, slots, c, 0)
+            if c < last:
+                limit_sizes(largest, tables, pace, slots, c)
+
+
+@kernel
+def limit_sizes(largest: int, tables: Any, pace: Any, slots: Any, c: int) -> None:
+    """Make a class's tables of sizes for symbols up to `largest`."""
+    for kind in range(1, KINDS):
+        pace[c, kind, 2] = 2 * (bucket(largest - 1) + 1)
+        _make(tables, pace, slots, c, kind)
 
 
 def learnt(models: Models) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
     from fpld.types import Plan, Reals
 
+    Array = np.ndarray[Any, np.dtype[Any]]
+
 SAMPLE = 1 << 17  # coordinates that the choice of a mode looks at
 _DITHER_GAIN = 0.8  # what dither must win if all nodes agree: it loses where they do not
 _NEIGHBOURS = 4  # nodes that a node takes to be like itself when it judges the gain
-_MARGIN = 24  # steps: so much finer than on some contexts it may get on all
+_CHUNK = 1 << 15  # coordinates at a time that stay in the cache
+_MARGIN = 64  # steps: so much finer than on some contexts it may get on all
 _TABLES = 8  # times their length: payloads for which tables are worth their place
 
 
@@ -132,35 +135,38 @@ def _fill(material: Material, measured: Material, plan: Plan, guess: int | None)
 
 def loss(logits: Reals, decoded: npt.NDArray[np.float32]) -> float:
     """Give KL(node's own distribution || what is decoded), averaged over contexts."""
-    true, other = (
-        x - x.max(axis=1, keepdims=True) for x in (np.asarray(logits, np.float64), decoded.astype(np.float64))
-    )
-    p = np.exp(true)
-    mass = p.sum(axis=1)
-    gap = np.log(np.exp(other).sum(axis=1)) - np.log(mass)
-    return float((np.einsum("ij,ij->i", p, true - other) / mass + gap).mean())
+    total, stride = 0.0, max(_CHUNK // logits.shape[1], 1)
+    for start in range(0, len(logits), stride):
+        true, other = (x[start : start + stride].astype(np.float64) for x in (logits, decoded))
+        true -= true.max(axis=1, keepdims=True)
+        other -= other.max(axis=1, keepdims=True)
+        p = np.exp(true)
+        true -= other
+        mass = p.sum(axis=1)
+        gap = np.log(np.exp(other, out=other).sum(axis=1) / mass)
+        total += float((np.einsum("ij,ij->i", p, true) / mass + gap).sum())
+    return total / len(logits)
 
 
 def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[companding.Pair]:
     """Decode the payload's own blocks, one after the other."""
-    if len(payload) == 0:
-        yield from _unsent(plan)
-        return
-    reader = Reader(payload, plan)
+    checked(plan)
+    reader = Reader(payload, plan) if len(payload) else None
     for rows in block_ranges(plan):
-        prior = None if reader.prior is None else reader.prior[rows.start : rows.stop]
-        places, symbols, tails = reader.block(rows)
-        if reader.head.mode & DITHER:
-            dense = np.zeros((len(rows), plan.vocab), np.int32)
-            dense.flat[places] = symbols
-            yield companding.expand_dithered(dense, dither_of(plan, rows), prior, reader.head)
-        else:
-            yield companding.expand(places, symbols, tails, prior, reader.head, (len(rows), plan.vocab))
+        yield expanded(None if reader is None else reader.block(rows), reader, plan, rows)
 
 
-def _unsent(plan: Plan) -> Iterator[companding.Pair]:
-    """Give the prior, or the same for all tokens: nothing was sent."""
-    prior = checked(plan)
-    for rows in block_ranges(plan):
-        part = None if prior is None else prior[rows.start : rows.stop]
-        yield companding.unsent(part, (len(rows), plan.vocab))
+def expanded(
+    block: tuple[Array, Array, Array] | None, reader: Reader | None, plan: Plan, rows: range
+) -> companding.Pair:
+    """Give log-probabilities and variances of a block; of nothing the prior, or the same for all tokens."""
+    shape = (len(rows), plan.vocab)
+    if block is None or reader is None:
+        return companding.unsent(None if plan.prior is None else plan.prior[rows.start : rows.stop], shape)
+    prior = None if reader.prior is None else reader.prior[rows.start : rows.stop]
+    places, symbols, tails = block
+    if not reader.head.mode & DITHER:
+        return companding.expand(places, symbols, tails, prior, reader.head, shape)
+    dense = np.zeros(shape, np.int32)
+    dense.flat[places] = symbols
+    return companding.expand_dithered(dense, dither_of(plan, rows), prior, reader.head)

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 TAILS = 4  # the mass of a tail is sent in quarters of an octave
 UNKNOWN = 1.0  # the variance that is reported where nothing was sent, in nats^2
-_LEAST = 1 / 64  # of (p / pi)^(1/4): nothing decodes to a probability of zero
+LEAST_RATIO = 1 / 64  # of (p / pi)^(1/4): nothing decodes to a probability of zero
 _LOG_PRIOR = LOG_PRIOR.astype(np.float32)
 _ROOT = np.exp(LOG_PRIOR / 2).astype(np.float32)  # sqrt(pi) of each integer of the prior
 _QUARTER = np.exp(LOG_PRIOR / 4).astype(np.float32)
 _GROUP_OF = (CLASS_OF // PER_GROUP).astype(np.uint8)
+_ENOUGH = 1 << 13  # values of a class in a block that tables are measured on, about
 # exp(x / 4) = 2^(x log2(e) / 4), with the fraction by Taylor's series: within 5e-7.
 _LOG2_E_QUARTER, _LEAST_POWER = np.float32(np.log2(np.e) / 4), np.float32(-126)
 _HALF, _FOUR = np.float32(0.5), np.float32(4)
@@ -84,27 +85,28 @@ def tails(
 
     `y` at `rank` of its coordinates is what may be above it; `rest` is the mass of the others.
     """
-    mass, above = rest.copy(), np.zeros(rest.size, np.int64)
-    for i in range(y.size):
-        row = rank[i] // vocab
-        if y[i] * inverse + rounding < 1.0:
-            mass[row] += y[i] * y[i]
-        else:
-            above[row] += 1
+    i = 0
     for row in range(rest.size):
-        if above[row] == 0 or above[row] == vocab:
+        mass, above, end = rest[row], 0, (row + 1) * vocab
+        while i < y.size and rank[i] < end:
+            if y[i] * inverse + rounding < 1.0:
+                mass += y[i] * y[i]
+            else:
+                above += 1
+            i += 1
+        if above == 0 or above == vocab:
             out[row] = -1
         else:
-            out[row] = min(max(int(np.rint(-4.0 * np.log2(max(mass[row] / 4, 1e-30)))), 0), 255)
+            out[row] = min(max(int(np.rint(-4.0 * np.log2(max(mass / 4, 1e-30)))), 0), 255)
 
 
 @kernel
-def _measure(y: Any, first: int, last: int, inverse: float, rounding: float, scale: float, out: Any) -> None:
+def _measure(y: Any, first: int, last: int, every: int, inverse: float, rounding: float, scale: float, out: Any) -> None:
     """Add count, sum and sum of squares to out [3, 3].
 
     Of log(p / pi) at zeros (without a prior, of log p weighed by p); of |y| / step - |q| at ones, and at more.
     """
-    for i in range(first, last):
+    for i in range(first, last, every):
         scaled = abs(y[i]) * inverse
         size = int(scaled + rounding)
         if size == 0:
@@ -131,7 +133,8 @@ def measure(y: Floats32, starts: npt.NDArray[np.int64], mode: int, size: float, 
             scale = float(np.exp((c + 0.5) / 4) / 4) if mode & PRIOR else 0.0
             for block in range(len(starts)):
                 part = np.zeros((3, 3))
-                _measure(y, starts[block, c], starts[block, c + 1], 1 / size, rounding, scale, part)
+                first, last = starts[block, c : c + 2]
+                _measure(y, first, last, max((last - first) // _ENOUGH, 1), 1 / size, rounding, scale, part)
                 if mode & PRIOR:
                     part[0] *= np.exp(-(c + 0.5) / 2)  # zeros count as KL weighs them
                 found += part
@@ -202,9 +205,15 @@ def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> Pa
     return _expand(cells(symbols, groups, head), prior, head.table["v1"][groups].astype(np.float32) * head.size**2)
 
 
+def beyond(head: Head) -> Pair:
+    """Give what symbols above one are offset by against each integer of the prior, in steps, and the variance of their y."""
+    more = head.table["more"][_GROUP_OF] / np.float32(256)
+    return more.astype(np.float32), head.table["v1"][_GROUP_OF].astype(np.float32) * np.float32(head.size**2)
+
+
 def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> Pair:
     root = _ROOT[-prior]
-    ratio = np.maximum(1 + y / (4 * root), np.float32(_LEAST))  # (p / pi)^(1/4)
+    ratio = np.maximum(1 + y / (4 * root), np.float32(LEAST_RATIO))  # (p / pi)^(1/4)
     values: Floats32 = _LOG_PRIOR[-prior] + 4 * np.log(ratio)
     left: Floats32 = variance / np.square(root * ratio)
     return values, left

@@ -108,7 +108,7 @@ def _best(
         if tails.size:
             companding.tails(y, rank, y.size, 1 / head.size, head.rounding, np.zeros(1), tails)
         learnt = ans.Models(*(part.copy() for part in models))
-        ans.limit_sizes(learnt, [0], most_symbols(head.step))
+        ans.limit_sizes(most_symbols(head.step), *learnt, 0)
         ans.collect(y, rank, none, starts, totals, 1 / head.size, head.rounding, symbols, gaps, ends)
         bits, used = ans.model(
             symbols, gaps, ends, totals, tails, rows, *learnt, records, 8.0 * buffer.size, ans.COST
@@ -135,7 +135,7 @@ def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterato
             yield companding.unsent(own, (1, plan.vocab))
             continue
         head, data = Head(payload[0], _STRIDE * payload[start]), np.frombuffer(payload[start + 1 : stop], np.uint8)
-        ans.limit_sizes(models, [0], most_symbols(head.step))
+        ans.limit_sizes(most_symbols(head.step), *models, 0)
         state, tail = ans.new_decoder(2), np.full(1, -1, np.int32)
         count = -1
         if ans.begin(data, True, totals, state, *models):

@@ -111,13 +111,22 @@ def class_counts(prior: Prior | None, plan: Plan) -> npt.NDArray[np.int64]:
 
 @kernel
 def _sift(
-    y: Any, prior: Any, class_of: Any, dither: Any, least: float, seen: Any, starts: Any, out: Any, rank: Any, shift: Any
-) -> None:
-    """List the values of a block of at least `least`, by class, with their ranks in it.
+    y: Any,
+    prior: Any,
+    class_of: Any,
+    least: float,
+    seen: Any,
+    starts: Any,
+    places: Any,
+    kinds: Any,
+    ranks: Any,
+    order: Any,
+) -> int:
+    """Find the values of a block of at least `least`; give how many.
 
-    `seen` counts the coordinates of each class up to here; `starts` [CLASSES + 1] takes where each begins in the list.
+    `seen` counts the coordinates of each class up to here. Of those found, `places` and `ranks` say where they lie in the
+    block and in their class; `order` sorts them by class, and `starts` [CLASSES + 1] takes where each begins.
     """
-    places, kinds, ranks = np.empty(y.size, np.int32), np.empty(y.size, np.uint8), np.empty(y.size, np.int64)
     n = 0
     for i in range(y.size):
         c = class_of[-prior[i]] if prior.size else 0
@@ -133,9 +142,8 @@ def _sift(
     for k in range(n):
         at = place[kinds[k]]
         place[kinds[k]] = at + 1
-        out[at], rank[at] = y[places[k]], ranks[k]
-        if dither.size:
-            shift[at] = dither[places[k]]
+        order[at] = k
+    return n
 
 
 @kernel
@@ -175,20 +183,20 @@ class Material:
         least = 0.0 if mode & DITHER or finest == 0 else (1 - rounding(mode, finest)) * step_size(finest)
         starts = np.zeros((len(blocks), ans.CLASSES + 1), np.int64)
         seen, rest = np.zeros(ans.CLASSES, np.int64), np.zeros(0 if mode & (PRIOR | DITHER) else plan.contexts)
-        none = np.empty(0, np.float32)
-        parts: list[tuple[Array, ...]] = []
+        width = len(blocks[0]) * plan.vocab
+        found, kinds, ranks = np.empty(width, np.int32), np.empty(width, np.uint8), np.empty(width, np.uint32)
+        order, none = np.empty(width, np.int32), np.empty(0, np.int16)
+        parts: list[tuple[Array, Array, Array]] = []
         for b, rows in enumerate(blocks):
             own = None if prior is None else prior[rows.start : rows.stop]
             y = companding.compand(logits[rows.start : rows.stop], own)
-            dither = dither_of(plan, rows).ravel() if mode & DITHER else none
-            out, rank = np.empty(y.size, np.float32), np.empty(y.size, np.uint32)
-            shift = np.empty(dither.size, np.float32)
-            flat = np.empty(0, np.int16) if own is None else own.ravel()
-            _sift(y.ravel(), flat, CLASS_OF, dither, least, seen, starts[b], out, rank, shift)
+            flat = none if own is None else own.ravel()
+            count = _sift(y.ravel(), flat, CLASS_OF, least, seen, starts[b], found, kinds, ranks, order)
             if rest.size:
                 _rest(y, least, rest[rows.start : rows.stop])
-            count = int(starts[b, -1])
-            parts.append((out[:count].copy(), rank[:count].copy(), shift[:count].copy()))
+            places = found[order[:count]]
+            shift = dither_of(plan, rows).ravel()[places] if mode & DITHER else np.empty(0, np.float32)
+            parts.append((y.ravel()[places], ranks[order[:count]], shift))
         starts[1:] += np.cumsum(starts[:-1, -1])[:, None]
         joined = [np.concatenate(part) if len(part) > 1 else part[0] for part in zip(*parts, strict=True)]
         bounds = np.array([rows.start for rows in blocks] + [plan.contexts])
