@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fpld import BudgetError, FrameError, InputError, UniformCodec, theory
-from fpld.codecs import PredictiveCodec, ans, decode_blocks, make_prior
+from fpld.codecs import PredictiveCodec, ans, decode_blocks, make_prior, small, tokens
 from fpld.codecs.prior import LEAST_PRIOR
 from tests.helpers import ADVERSARIAL, make_plan
 
@@ -124,24 +124,24 @@ def test_never_one_bit_over_and_blocks_agree(
     assert np.array_equal(np.concatenate([part.values for part in parts]), whole.values)
 
 
-def code_integers(values: np.ndarray[Any, Any], kind: int, small: bool = False) -> bytes:
+def code_integers(values: np.ndarray[Any, Any], kind: int, few: bool = False) -> bytes:
     """Code integers of one class as two blocks."""
-    half, classes = values.size // 2, ans.CLASSES - 1
+    half, classes = values.size // 2, tokens.CLASSES - 1
     starts = np.array([[0] * (kind + 1) + [half] * (classes - kind)] * 2, np.int64)
     starts[1, : kind + 1], starts[1, kind + 1 :] = half, values.size
     none, totals = np.empty(0, np.float32), totals_of(values.size, kind)
     symbols, gaps = np.empty(values.size, np.int32), np.empty(values.size + classes, np.int64)
     ends = np.empty((2, classes), np.int64)
-    ans.collect(
+    tokens.collect(
         values, np.arange(values.size, dtype=np.uint32), none, starts, totals, 1.0, 0.5, symbols, gaps, ends
     )
-    models = ans.new_models(totals, ans.LARGEST, None, decoder=False)
-    records, out = np.empty(2 * values.size + ans.CLASSES, np.int64), np.empty(8 * values.size + 64, np.uint8)
-    bits, used = ans.model(
-        symbols, gaps, ends, totals, none.astype(np.int32), np.zeros(3, np.int64), *models, records, 1e18, ans.COST
+    models = tokens.new_models(totals, tokens.LARGEST, None, decoder=False)
+    records, out = np.empty(2 * values.size + tokens.CLASSES, np.int64), np.empty(8 * values.size + 64, np.uint8)
+    bits, used = tokens.model(
+        symbols, gaps, ends, totals, none.astype(np.int32), np.zeros(3, np.int64), *models, records, 1e18, tokens.COST
     )
-    if small:
-        length = ans.write_small(records[:used], out)
+    if few:
+        length = small.write(records[:used], out)
         assert abs(length - bits / 8) < 3
         return out[out.size - length :].tobytes()
     front, back = ans.write(records[:used], out)
@@ -150,32 +150,32 @@ def code_integers(values: np.ndarray[Any, Any], kind: int, small: bool = False) 
 
 
 def totals_of(size: int, kind: int) -> np.ndarray[Any, Any]:
-    totals = np.zeros(ans.CLASSES, np.int64)
+    totals = np.zeros(tokens.CLASSES, np.int64)
     totals[kind] = size
     return totals
 
 
 @given(
-    st.lists(st.sampled_from([0, 0, 0, 1]) | st.integers(-ans.LARGEST, ans.LARGEST), max_size=60),
+    st.lists(st.sampled_from([0, 0, 0, 1]) | st.integers(-tokens.LARGEST, tokens.LARGEST), max_size=60),
     st.integers(0, 47),
     st.booleans(),
 )
-def test_the_coder_gives_back_any_integers(symbols: list[int], kind: int, small: bool) -> None:
+def test_the_coder_gives_back_any_integers(symbols: list[int], kind: int, few: bool) -> None:
     values = np.array(symbols, np.float64)
-    data = np.frombuffer(code_integers(values, kind, small), np.uint8)
+    data = np.frombuffer(code_integers(values, kind, few), np.uint8)
     totals = totals_of(values.size, kind)
-    state, models = ans.new_decoder(ans.CLASSES), ans.new_models(totals, ans.LARGEST, None, decoder=True)
-    assert ans.begin(data, small, totals, state, *models)
+    decoder = (small if few else ans).Decoder(data, totals, tokens.LARGEST, None)
+    assert decoder.sound
     found = np.zeros(values.size, np.int32)
     half = values.size // 2
     for first, last in ((0, half), (half, values.size)):
-        starts = np.array([0] * (kind + 1) + [last - first] * (ans.CLASSES - kind), np.int64)
+        starts = np.array([0] * (kind + 1) + [last - first] * (tokens.CLASSES - kind), np.int64)
         places, got = np.empty(last - first, np.int32), np.empty(last - first, np.int32)
-        count = ans.decode(data, small, state, totals, starts, *models, places, got)
+        count = decoder.block(starts, places, got)
         assert count >= 0
         found[first + places[:count]] = got[:count]
     assert found.tolist() == symbols
-    assert ans.ended(data, small, state)
+    assert decoder.ended()
 
 
 def test_the_coder_is_near_the_entropy() -> None:

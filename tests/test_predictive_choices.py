@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.budget import try_blocks
 from fpld import FrameError, InputError, theory
-from fpld.codecs import PredictiveCodec, ans, make_prior
+from fpld.codecs import PredictiveCodec, make_prior, tokens
 from fpld.codecs.head import DITHER, PRIOR
 from fpld.codecs.strict import slices
 from tests.helpers import make_plan
@@ -158,7 +158,7 @@ def small() -> list[str]:
 
 
 def test_what_was_learnt_is_what_the_next_begins_with() -> None:
-    totals = np.full(ans.CLASSES, 1000)
-    table = ans.learnt(ans.new_models(totals, 100, None, decoder=False))
-    again = ans.learnt(ans.new_models(totals, 100, table, decoder=False))
+    totals = np.full(tokens.CLASSES, 1000)
+    table = tokens.learnt(tokens.new_models(totals, 100, None, decoder=False))
+    again = tokens.learnt(tokens.new_models(totals, 100, table, decoder=False))
     assert np.abs(again - table).max() < 65536 / 100

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.codecs import ans, companding
+from fpld.codecs import companding, small, tokens
 from fpld.codecs.coding import loss
 from fpld.codecs.head import PRIOR, STEPS, Head, most_symbols
 from fpld.codecs.prior import checked
@@ -79,7 +79,7 @@ def _encode(logits: Reals, plan: Plan, mode: int, places: list[int]) -> bytes:
     out = bytearray(places[-1])
     out[0] = mode
     prior, guess = (plan.prior if mode & PRIOR else None), None
-    models = ans.new_models(_totals(plan.vocab), 1, tables(plan), decoder=False)
+    models = tokens.new_models(_totals(plan.vocab), 1, tables(plan), decoder=False)
     for row, (start, stop) in enumerate(pairwise(places)):
         own = None if prior is None else prior[row : row + 1]
         y = companding.compand(logits[row : row + 1], own)
@@ -94,10 +94,10 @@ def _encode(logits: Reals, plan: Plan, mode: int, places: list[int]) -> bytes:
 
 
 def _best(
-    y: npt.NDArray[np.float32], mode: int, room: int, models: ans.Models, guess: int | None
-) -> tuple[int, bytes, ans.Models] | None:
+    y: npt.NDArray[np.float32], mode: int, room: int, models: tokens.Models, guess: int | None
+) -> tuple[int, bytes, tokens.Models] | None:
     """Give the finest step whose code fits, the code, and what the coder has learnt then."""
-    found: dict[int, tuple[bytes, ans.Models]] = {}
+    found: dict[int, tuple[bytes, tokens.Models]] = {}
     totals, starts, rows = _totals(y.size), np.array([[0, y.size]]), np.array([0, 1])
     rank, none = np.arange(y.size, dtype=np.uint32), np.empty(0, np.float32)
     symbols, gaps, ends = np.empty(y.size, np.int32), np.empty(y.size + 1, np.int64), np.empty((1, 1), np.int64)
@@ -107,13 +107,13 @@ def _best(
         head, tails = Head(mode, _STRIDE * number), np.empty(0 if mode & PRIOR else 1, np.int32)
         if tails.size:
             companding.tails(y, rank, y.size, 1 / head.size, head.rounding, np.zeros(1), tails)
-        learnt = ans.Models(*(part.copy() for part in models))
-        ans.limit_sizes(most_symbols(head.step), *learnt, 0)
-        ans.collect(y, rank, none, starts, totals, 1 / head.size, head.rounding, symbols, gaps, ends)
-        bits, used = ans.model(
-            symbols, gaps, ends, totals, tails, rows, *learnt, records, 8.0 * buffer.size, ans.COST
+        learnt = tokens.Models(*(part.copy() for part in models))
+        tokens.limit_sizes(most_symbols(head.step), *learnt, 0)
+        tokens.collect(y, rank, none, starts, totals, 1 / head.size, head.rounding, symbols, gaps, ends)
+        bits, used = tokens.model(
+            symbols, gaps, ends, totals, tails, rows, *learnt, records, 8.0 * buffer.size, tokens.COST
         )
-        size = ans.write_small(records[:used], buffer) if bits <= 8 * buffer.size else -1
+        size = small.write(records[:used], buffer) if bits <= 8 * buffer.size else -1
         if 0 <= size <= room:
             found[number] = (bytes(room - size) + buffer[buffer.size - size :].tobytes(), learnt)
         return size if size >= 0 else 3 * room
@@ -127,7 +127,7 @@ def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterato
     if payload[0] & PRIOR and prior is None:
         raise FrameError("payload is coded against a prior, and the plan has none")
     totals, starts = _totals(plan.vocab), np.array([0, plan.vocab])
-    models = ans.new_models(totals, 1, tables(plan), decoder=True)
+    models = tokens.new_models(totals, 1, tables(plan), decoder=True)
     at, symbols = np.empty(plan.vocab, np.int32), np.empty(plan.vocab, np.int32)
     for row, (start, stop) in enumerate(pairwise(places)):
         own = None if prior is None else prior[row : row + 1]
@@ -135,15 +135,13 @@ def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterato
             yield companding.unsent(own, (1, plan.vocab))
             continue
         head, data = Head(payload[0], _STRIDE * payload[start]), np.frombuffer(payload[start + 1 : stop], np.uint8)
-        ans.limit_sizes(most_symbols(head.step), *models, 0)
-        state, tail = ans.new_decoder(2), np.full(1, -1, np.int32)
-        count = -1
-        if ans.begin(data, True, totals, state, *models):
-            count = ans.decode(data, True, state, totals, starts, *models, at, symbols)
+        tokens.limit_sizes(most_symbols(head.step), *models, 0)
+        decoder, tail = small.Decoder(data, totals, 0, None, models), np.full(1, -1, np.int32)
+        count = decoder.block(starts, at, symbols) if decoder.sound else -1
         sound = count >= 0
         if sound and own is None:
-            sound = ans.decode_tails(data, True, state, *models, np.array([0 < count < plan.vocab]), tail)
-        if not sound or not ans.ended(data, True, state):
+            sound = decoder.tails(np.array([0 < count < plan.vocab]), tail)
+        if not sound or not decoder.ended():
             raise FrameError(f"payload is not sound at context {row}")
         where = at[:count] if own is None else class_order(own)[0][at[:count]]
         yield companding.expand(where, symbols[:count], tail, own, head, (1, plan.vocab))

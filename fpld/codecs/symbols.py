@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs import ans, companding
+from fpld.codecs import ans, companding, small, tokens
 from fpld.codecs.head import DITHER, GROUPS, PER_GROUP, PRIOR, Head, Table, most_symbols, rounding, step_size
 from fpld.codecs.prior import CLASS_OF, Prior, checked
 from fpld.compiled import kernel
@@ -34,8 +34,8 @@ Order = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int64]"]
 
 def block_ranges(plan: Plan) -> list[range]:
     """Give the contexts of each block."""
-    if plan.contexts * plan.vocab > ans.MOST_COORDINATES:
-        most = ans.MOST_COORDINATES // plan.vocab
+    if plan.contexts * plan.vocab > tokens.MOST_COORDINATES:
+        most = tokens.MOST_COORDINATES // plan.vocab
         raise InputError(f"the predictive codec takes at most {most} contexts of {plan.vocab} tokens at once")
     stride = max(BLOCK // plan.vocab, 1)
     return [range(at, min(at + stride, plan.contexts)) for at in range(0, plan.contexts, stride)]
@@ -44,7 +44,7 @@ def block_ranges(plan: Plan) -> list[range]:
 def tables(plan: Plan) -> Array | None:
     """Give the plan's tables, if it has any, and only sound ones."""
     found = plan.tables
-    size = ans.CLASSES * ans.TOKENS
+    size = tokens.CLASSES * tokens.TOKENS
     if found is not None and (
         found.shape != (size,) or found.dtype != np.int32 or found.min() < 1 or found.max() > 65535
     ):
@@ -63,27 +63,6 @@ def dither_of(plan: Plan, rows: range) -> Floats32:
 
 
 @kernel
-def _arrange(prior: Any, class_of: Any, order: Any, starts: Any) -> None:
-    """Sort coordinates by class, keeping their order within each."""
-    for i in range(prior.size):
-        starts[class_of[-prior[i]] + 1] += 1
-    for c in range(starts.size - 1):
-        starts[c + 1] += starts[c]
-    place = starts.copy()
-    for i in range(prior.size):
-        c = class_of[-prior[i]]
-        order[place[c]] = i
-        place[c] += 1
-
-
-def class_order(prior: Prior) -> Order:
-    """Order a block's coordinates by class; give them, and where each class starts."""
-    order, starts = np.empty(prior.size, np.int32), np.zeros(ans.CLASSES + 1, np.int64)
-    _arrange(prior.ravel(), CLASS_OF, order, starts)
-    return order, starts
-
-
-@kernel
 def _count(prior: Any, class_of: Any, out: Any) -> None:
     """Count the coordinates of each class, in four tallies: one alone would wait for itself."""
     tally = np.zeros((4, out.size), np.int64)
@@ -97,10 +76,43 @@ def _count(prior: Any, class_of: Any, out: Any) -> None:
         out += tally[k]
 
 
+@kernel
+def _arrange(prior: Any, class_of: Any, order: Any, starts: Any) -> None:
+    """Sort coordinates by class, keeping their order within each; four parts at once, for the same reason."""
+    part = prior.size // 4
+    place = np.zeros((5, starts.size - 1), np.int64)
+    for k in range(4):
+        _count(prior[k * part : (k + 1) * part if k < 3 else prior.size], class_of, place[k])
+    at = 0
+    for c in range(starts.size - 1):
+        starts[c] = at
+        for k in range(4):
+            count = place[k, c]
+            place[k, c] = at
+            at += count
+    starts[-1] = at
+    for i in range(part):
+        for k in range(4):
+            c = class_of[-prior[k * part + i]]
+            order[place[k, c]] = k * part + i
+            place[k, c] += 1
+    for i in range(4 * part, prior.size):
+        c = class_of[-prior[i]]
+        order[place[3, c]] = i
+        place[3, c] += 1
+
+
+def class_order(prior: Prior) -> Order:
+    """Order a block's coordinates by class; give them, and where each class starts."""
+    order, starts = np.empty(prior.size, np.int32), np.zeros(tokens.CLASSES + 1, np.int64)
+    _arrange(prior.ravel(), CLASS_OF, order, starts)
+    return order, starts
+
+
 def class_counts(prior: Prior | None, plan: Plan) -> npt.NDArray[np.int64]:
     """Count the coordinates of each class in each block, [blocks, CLASSES]."""
     blocks = block_ranges(plan)
-    counts = np.zeros((len(blocks), ans.CLASSES), np.int64)
+    counts = np.zeros((len(blocks), tokens.CLASSES), np.int64)
     for b, rows in enumerate(blocks):
         if prior is None:
             counts[b, 0] = len(rows) * plan.vocab
@@ -181,8 +193,8 @@ class Material:
         blocks = block_ranges(plan)
         prior = checked(plan) if mode & PRIOR else None
         least = 0.0 if mode & DITHER or finest == 0 else (1 - rounding(mode, finest)) * step_size(finest)
-        starts = np.zeros((len(blocks), ans.CLASSES + 1), np.int64)
-        seen, rest = np.zeros(ans.CLASSES, np.int64), np.zeros(0 if mode & (PRIOR | DITHER) else plan.contexts)
+        starts = np.zeros((len(blocks), tokens.CLASSES + 1), np.int64)
+        seen, rest = np.zeros(tokens.CLASSES, np.int64), np.zeros(0 if mode & (PRIOR | DITHER) else plan.contexts)
         width = len(blocks[0]) * plan.vocab
         found, kinds, ranks = np.empty(width, np.int32), np.empty(width, np.uint8), np.empty(width, np.uint32)
         order, none = np.empty(width, np.int32), np.empty(0, np.int16)
@@ -218,24 +230,24 @@ class Material:
     def code(self, step: int, room: int, plan: Plan) -> bytes:
         """Code with a step; nothing, if it does not fit into `room` bytes."""
         quantized = self._quantize(step)
-        records = np.empty(2 * quantized[-1][-1, -1] + ans.CLASSES + len(self.rest), np.int64)
+        records = np.empty(2 * quantized[-1][-1, -1] + tokens.CLASSES + len(self.rest), np.int64)
         bits, used = self._model(step, quantized, plan, records, 8.0 * room)
         if bits > 8 * room:
             return b""
         out = np.empty(room, np.uint8)
         if is_small(plan):
-            length = ans.write_small(records[:used], out)
+            length = small.write(records[:used], out)
             return out[room - length :].tobytes() if length >= 0 else b""
         front, back = ans.write(records[:used], out)
         return out[:front].tobytes() + out[room - back :].tobytes() if front >= 0 else b""
 
     def _quantize(self, step: int) -> tuple[Array, Array, Array]:
         """Give symbols that are not zero, gaps, and where each class of a block ends among them."""
-        classes = ans.CLASSES - 1
+        classes = tokens.CLASSES - 1
         symbols, gaps = np.empty(self.y.size, np.int32), np.empty(self.y.size + classes, np.int64)
         ends = np.empty((len(self.starts), classes), np.int64)
         scale = 1 / step_size(step), rounding(self.mode, step)
-        ans.collect(self.y, self.rank, self.shift, self.starts, self.totals, *scale, symbols, gaps, ends)
+        tokens.collect(self.y, self.rank, self.shift, self.starts, self.totals, *scale, symbols, gaps, ends)
         return symbols, gaps, ends
 
     def _model(
@@ -246,9 +258,9 @@ class Material:
             tails = np.empty(self.rest.size, np.int32)
             scale = 1 / step_size(step), rounding(self.mode, step)
             companding.tails(self.y, self.rank, plan.vocab, *scale, self.rest, tails)
-        models = ans.new_models(self.totals, most_symbols(step), tables(plan), decoder=False)
-        found: tuple[float, int] = ans.model(
-            *quantized, self.totals, tails, self.rows, *models, records, most, ans.COST
+        models = tokens.new_models(self.totals, most_symbols(step), tables(plan), decoder=False)
+        found: tuple[float, int] = tokens.model(
+            *quantized, self.totals, tails, self.rows, *models, records, most, tokens.COST
         )
         return found
 
@@ -271,18 +283,17 @@ class Reader:
         if counts is None or self.prior is None:
             checked(plan)
             counts = class_counts(self.prior, plan)
-        self.data, self.small = np.frombuffer(payload, np.uint8, offset=length), is_small(plan)
-        self.counts, self.totals = counts, counts.sum(axis=0)
-        self.models = ans.new_models(self.totals, most_symbols(self.head.step), tables(plan), decoder=True)
-        self.state = ans.new_decoder(ans.CLASSES)
+        self.counts, totals = counts, counts.sum(axis=0)
+        data, kind = np.frombuffer(payload, np.uint8, offset=length), small.Decoder if is_small(plan) else ans.Decoder
+        self.decoder = kind(data, totals, most_symbols(self.head.step), tables(plan))
         self.number = 0
-        if not ans.begin(self.data, self.small, self.totals, self.state, *self.models):
+        if not self.decoder.sound:
             raise FrameError("payload's code does not begin as any does: it is cut, or has bytes too many")
 
     @property
     def tables(self) -> npt.NDArray[np.int32]:
         """Give what the coder has learnt, for the next round to begin with."""
-        return ans.learnt(self.models)
+        return tokens.learnt(self.decoder.models)
 
     def next(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Give where in the coder's order the symbols of the next block that are not zero lie, and what they are."""
@@ -290,9 +301,7 @@ class Reader:
         self.number += 1
         starts = np.concatenate([[0], np.cumsum(counts)])
         places, symbols = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.int32)
-        count = ans.decode(
-            self.data, self.small, self.state, self.totals, starts, *self.models, places, symbols
-        )
+        count = self.decoder.block(starts, places, symbols)
         if count < 0:
             raise FrameError("payload holds a gap beyond its last coordinate")
         return places[:count], symbols[:count]
@@ -303,13 +312,13 @@ class Reader:
         if not self.head.mode & (PRIOR | DITHER):
             counts = np.bincount(places // self.plan.vocab, minlength=contexts)
             wanted = (counts > 0) & (counts < self.plan.vocab)
-            if not ans.decode_tails(self.data, self.small, self.state, *self.models, wanted, tails):
+            if not self.decoder.tails(wanted, tails):
                 raise FrameError("payload states the mass of a tail that cannot be")
         return tails
 
     def end(self) -> None:
         """Refuse a payload that does not end where its last symbol does."""
-        if not ans.ended(self.data, self.small, self.state):
+        if not self.decoder.ended():
             raise FrameError("payload does not end with its last symbol")
 
     def block(self, rows: range, order: Array | None = None) -> tuple[Array, Array, Array]:
