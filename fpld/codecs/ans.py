@@ -246,9 +246,7 @@ def _decode(
 
 
 @kernel
-def _tails(
-    words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any
-) -> bool:
+def _tails(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any) -> bool:
     """Decode the tails of a block."""
     for row in range(wanted.size):
         if wanted[row]:
