@@ -282,9 +282,9 @@ def _encode(
 ) -> Floats:
     """Let the kernel encode some contexts; give their centres and half-ranges."""
     ranges, floats = np.zeros((len(rows), 2)), np.zeros(2, np.float32)
-    scratch = _phases(dither, kernels.LANES), *_scratch(plan.vocab), floats, floats.view(np.int32)
+    scratch = _phases(dither, kernels.LANES), *_scratch(plan.vocab), floats, floats.view(np.uint32)
     limits = plan.clip or 0.0, _LIMIT
-    bad = kernels.encode(part, part.view(np.int32), *limits, layout.low, *_tables(layout), keys, *scratch, ranges, out)
+    bad = kernels.encode(part, part.view(np.uint32), *limits, layout.low, *_tables(layout), keys, *scratch, ranges, out)
     if bad >= 0:
         _range(part, rows, plan)  # says what is wrong
     return ranges
