@@ -25,10 +25,10 @@ INFINITE, SIGN = 0x7F800000, 0x80000000  # the bits from which on a float is not
 @kernel
 def _words(key, out):
     """Fill a context's dither words: `fpld.dither.mix`."""
-    a, b, c = key[0], key[1], key[2]
+    counter, b, c = key[0], key[1], key[2]
     for j in range(out.size):
-        h = uint32(uint32(j) * _GOLDEN + a)
-        h ^= h >> uint32(16)
+        h = uint32(counter ^ (counter >> uint32(16)))
+        counter = uint32(counter + _GOLDEN)
         h = uint32(h * _MIX_1)
         h ^= b
         h ^= h >> uint32(15)
@@ -65,11 +65,11 @@ def _digits(x, n, radix, factor, symbols):
 
 
 @kernel
-def _raw(body, at, n, down, mask, factor, symbols, done):
-    """Put raw bits of a plane into their place: (data >> shift & mask) << place, in multiplications."""
+def _raw(body, at, n, factor, mask, symbols, done):
+    """Put raw bits of a plane into their place in a symbol: (byte 2^8 2^(to - from) >> 8) & mask."""
     for j in range(n):
-        bits = uint16(uint16(uint16(body[at + j]) * down) >> uint16(8)) & mask
-        symbols[done + j] = symbols[done + j] | uint16(bits * factor)
+        bits = uint16(uint16(uint16(body[at + j]) * factor) >> uint16(8)) & mask
+        symbols[done + j] = symbols[done + j] | bits
 
 
 @kernel
@@ -89,8 +89,8 @@ def _planes(body, first, planes, begin, end, c, symbols, n):
         while done < n:
             turn, j = divmod(c + done, length)
             count = min(n - done, length - j)
-            down, mask = uint16(256 >> (turn * width)), uint16((1 << width) - 1)
-            _raw(body, uint64(first + at + j), uint64(count), down, mask, uint16(1 << place), symbols, uint64(done))
+            factor, mask = uint16(1 << (8 + place - width * turn)), uint16(((1 << width) - 1) << place)
+            _raw(body, uint64(first + at + j), uint64(count), factor, mask, symbols, uint64(done))
             done += count
 
 
@@ -235,15 +235,18 @@ def _range(seen, floats, bits):
 
 
 @kernel
-def _quantize(values, c, n, centre, slope, offset, top, units, phases, o, symbols, ahead, seen):
-    """Give the symbols of values, and look at what comes next: its way from memory is hidden behind arithmetic."""
+def _quantize(values, c, n, centre, slope, offset, top, units, phases, o, symbols, ahead, at, seen):
+    """Give the symbols of values, and look at what comes next: its way from memory is hidden behind arithmetic.
+
+    `phases` are here what the dither takes from 65535.
+    """
     signed, most, least = int32(seen[0]), uint32(seen[1]), uint32(seen[2])
     for j in range(n):
         f = (values[c + j] - centre) * slope + offset
         f = min(max(f, float32(0)), top)
-        y = uint16(units[c + j] + phases[o + j])
-        symbols[j] = uint16(uint32(uint32(int32(f)) + (uint32(65535) - uint32(y))) >> uint32(16))
-        next_bits = ahead[c + j]
+        y = uint16(phases[o + j] - units[c + j])
+        symbols[j] = uint16(uint32(uint32(int32(f)) + uint32(y)) >> uint32(16))
+        next_bits = ahead[at + j]
         signed, most, least = max(signed, int32(next_bits)), max(most, next_bits), min(least, next_bits)
     seen[0], seen[1], seen[2] = signed, most, least
 
@@ -264,24 +267,31 @@ def _append_upper(number, n, radix, factor, symbols):
 
 
 @kernel
-def _store(number, n, ratio, data, lower, upper):
-    """Write the least fraction that decodes to these digits: ceil(number 2^16 / product), exact in float64."""
-    if ratio == 1.0:
-        for j in range(n):
-            data[lower + j] = uint8(number[j])
-            data[upper + j] = uint8(number[j] >> uint16(8))
-        return
+def _fraction(number, n, product):
+    """Turn numbers below the product into fractions of 2^16, rounded up: ceil(number 2^16 / product).
+
+    In float32 the quotient is right to 1/100; what the integer next to it leaves says whether it is too small.
+    """
+    ratio, whole = float32(65536.0 / product), uint32(product)
     for j in range(n):
-        word = int32(np.ceil(float(number[j]) * ratio - 2.0**-20))
-        data[lower + j] = uint8(word)
-        data[upper + j] = uint8(word >> int32(8))
+        nearest = int32(float32(number[j]) * ratio + float32(0.5))
+        rest = int32(uint32(uint32(number[j]) << uint32(16)) - uint32(uint32(nearest) * whole))
+        number[j] = uint16(nearest + int32(rest > int32(0)))
 
 
 @kernel
-def _put_raw(symbols, done, n, down, mask, up, data, at):
+def _store(number, n, data, lower, upper):
     for j in range(n):
-        bits = uint16(uint16(uint32(uint32(symbols[done + j]) * down) >> uint32(16)) & mask)
-        data[at + j] = data[at + j] | uint8(bits * up)
+        data[lower + j] = uint8(number[j])
+        data[upper + j] = uint8(number[j] >> uint16(8))
+
+
+@kernel
+def _put_raw(symbols, done, n, factor, mask, data, at):
+    """Put raw bits into their place in a plane: (symbol 2^8 2^(to - from) >> 8) & mask, which shifts either way."""
+    for j in range(n):
+        bits = uint16(uint16(symbols[done + j] * factor) >> uint16(8)) & mask
+        data[at + j] = data[at + j] | uint8(bits)
 
 
 @kernel
@@ -289,13 +299,13 @@ def _put_planes(symbols, n, c, planes, data):
     """Put the raw bits of n coordinates from c on into their planes; see `_planes`."""
     for p in range(planes.shape[0]):
         width, place, at, length = planes[p, 0], planes[p, 1], planes[p, 2], planes[p, 3]
-        down, mask = uint32(65536 >> place), uint16((1 << width) - 1)
         done = 0
         while done < n:
             turn, j = divmod(c + done, length)
             count = min(n - done, length - j)
-            up = uint16(1 << (width * turn))
-            _put_raw(symbols, uint64(done), uint64(count), down, mask, up, data, uint64(at + j))
+            to = width * turn
+            factor, mask = uint16(1 << (8 + to - place)), uint16(((1 << width) - 1) << to)
+            _put_raw(symbols, uint64(done), uint64(count), factor, mask, data, uint64(at + j))
             done += count
 
 
@@ -324,13 +334,13 @@ def encode(
         _forget(seen)
         _words(keys[r], words)
         turn = int(keys[r, 3]) & _TURN
-        data, values, ahead = out[r], logits[r], bits[min(r + 1, last)]
+        data, values, ahead, looked = out[r], logits[r], bits[min(r + 1, last)], 0  # in order, so that memory keeps up
         for g in range(groups.shape[0]):
             start, lanes, width = groups[g, 0], groups[g, 1], groups[g, 2]
             digit, count, at = groups[g, 3], groups[g, 4], groups[g, 5]
             for s in range(0, lanes, LANES):
                 n = min(LANES, lanes - s)
-                size, product = uint64(n), 1.0
+                size, product = uint64(n), 1
                 for d in range(count):
                     radix = radices[digit + d]
                     levels = radix << low
@@ -338,7 +348,8 @@ def encode(
                     offset, top = float32((levels - 1) * 32768.0 + 0.5), float32((levels - 1) * 65536.0)
                     c = start + d * lanes + s
                     channel = float32(centre), slope, offset, top, units, phases, uint64((c + turn) & _TURN)
-                    _quantize(values, uint64(c), size, *channel, symbols, ahead, seen)
+                    _quantize(values, uint64(c), size, *channel, symbols, ahead, uint64(looked), seen)
+                    looked += n
                     over = uint16(radix if d else 0)  # what was before the first digit does not count
                     if low == 0:
                         _append(number, size, over, symbols)
@@ -347,7 +358,9 @@ def encode(
                         _put_planes(symbols, n, c, planes, data)
                     product *= radix
                 if width == 16:
-                    _store(number, size, 65536.0 / product, data, uint64(at + s), uint64(at + s + lanes))
+                    if product < 65536:
+                        _fraction(number, size, product)
+                    _store(number, size, data, uint64(at + s), uint64(at + s + lanes))
                 elif width == 8:
-                    data[at] = uint8(np.ceil(float(number[0]) * (256.0 / product) - 2.0**-20))
+                    data[at] = uint8(-(-(int(number[0]) << 8) // product))
     return -1

@@ -163,10 +163,7 @@ class UniformCodec:
     def _encode(self, blocks: Iterable[Reals], plan: Plan, size: int) -> bytes:
         shares = _shares(plan.contexts, plan.vocab, _side(plan), size)
         kernels, dither, start = self._kernels(), Dither.of(plan), 0
-        buffer = BytesIO()  # one piece of memory: written in place, and given away without a copy
-        if size:
-            buffer.seek(size - 1)
-            buffer.write(b"\0")
+        buffer = BytesIO(bytes(size))  # one piece of memory: written in place, and given away without a copy
         payload = np.frombuffer(buffer.getbuffer(), np.uint8)
         for block in blocks:
             logits = _check.block(block, plan.shape, start)
@@ -282,7 +279,7 @@ def _encode(
 ) -> Floats:
     """Let the kernel encode some contexts; give their centres and half-ranges."""
     ranges, floats = np.zeros((len(rows), 2)), np.zeros(2, np.float32)
-    scratch = _phases(dither, kernels.LANES), *_scratch(plan.vocab), floats, floats.view(np.uint32)
+    scratch = ~_phases(dither, kernels.LANES), *_scratch(plan.vocab), floats, floats.view(np.uint32)
     limits = plan.clip or 0.0, _LIMIT
     bad = kernels.encode(part, part.view(np.uint32), *limits, layout.low, *_tables(layout), keys, *scratch, ranges, out)
     if bad >= 0:
