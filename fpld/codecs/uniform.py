@@ -127,8 +127,9 @@ class UniformCodec:
                 units = Dither.of(plan).units(block, plan.vocab)
                 values[out] = channel.dequantize(symbols, centres[out], halves[out], layout.levels(), units)
         widest = max((part.shape[1] for part in parts), default=1)
-        variance = [np.broadcast_to(part, (len(part), widest)) for part in parts] or [np.zeros((0, 1), np.float32)]
-        return Decoded(values.astype(dtype, copy=False), np.concatenate(variance).astype(dtype, copy=False))
+        same = [np.broadcast_to(part, (len(part), widest)) for part in parts] or [np.zeros((0, 1), np.float32)]
+        variance = same[0] if len(same) == 1 else np.concatenate(same)
+        return Decoded(values.astype(dtype, copy=False), variance.astype(dtype, copy=False))
 
     def check(self, payload: bytes | memoryview, plan: Plan) -> None:
         """Refuse a payload that cannot be decoded: any other bytes of the right length and with sound ranges can."""

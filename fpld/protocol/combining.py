@@ -138,7 +138,7 @@ class Replies:
         for k, reply in enumerate(replies):
             values, variance = self._absolute(k, rows, reply), np.asarray(reply.variance, np.float32)
             work.add(values, np.zeros((1, 1), np.float32) if exact else variance)
-            noise_of[k] = variance.sum(dtype=np.float64) * (values.size / variance.size)
+            noise_of[k] = variance.sum(axis=-1).sum(dtype=np.float64) * (values.size / variance.size)
             noise += np.broadcast_to(variance, values.shape)[:some]
             if observer.squares:
                 squares[k] = np.square(values, dtype=np.float64).sum()
