@@ -308,7 +308,7 @@ def _add(
         kernels.add(*arguments, rows.start, total, weights is not None, *edges, noise_of[batch], *scratch)
     for asked, edge in zip((noise, weights), edges, strict=True):
         if asked is not None:
-            asked += np.cumsum(edge, axis=1)[:, :-1]
+            asked += np.cumsum(edge, axis=1, out=edge)[:, :-1]
     return noise_of
 
 
