@@ -186,7 +186,12 @@ class _Mixture:
             self._top, self._sum = np.full(values.shape, -np.inf, values.dtype), np.zeros(values.shape, values.dtype)
         self._nodes += 1
         spread = np.broadcast_to(np.asarray(variance, values.dtype), (len(values), *np.shape(variance)[1:]))
-        if not self._reference and values.ndim == spread.ndim == 2 and values.dtype == np.float32 and compiled.available():
+        if (
+            not self._reference
+            and values.ndim == spread.ndim == 2
+            and values.dtype == np.float32
+            and compiled.available()
+        ):
             from fpld import mixing  # brings numba along
 
             arrays = np.ascontiguousarray(values), np.ascontiguousarray(spread)

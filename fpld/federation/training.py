@@ -73,7 +73,7 @@ def probe_kl(student: Student, sequences: np.ndarray[Any, Any], target: np.ndarr
 def blank_kl(target: np.ndarray[Any, Any]) -> float:
     """Give the mean over contexts of KL(softmax(target) || equal probabilities): log V less the entropy."""
     total = 0.0
-    for rows in split(*target.shape, _BLOCK):
+    for rows in split(len(target), target.shape[1], _BLOCK):
         log_p = log_softmax(target[rows.start : rows.stop])
         total += float((np.exp(log_p) * log_p).sum(dtype=np.float64))
     return total / len(target) + math.log(target.shape[1])
