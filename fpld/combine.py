@@ -195,7 +195,7 @@ class _Mixture:
             from fpld import mixing  # brings numba along
 
             arrays = np.ascontiguousarray(values), np.ascontiguousarray(spread)
-            mixing.add(*arrays, float(np.log(self._SMALL)), self._sum, self._top)
+            mixing.add(*arrays, float(np.log(self._SMALL)), self._sum, self._top)  # type: ignore[no-untyped-call]
             return
         factor = _log_factor(values, spread)
         stride = max(self._CHUNK // values.shape[-1], 1)
