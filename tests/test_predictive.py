@@ -132,7 +132,20 @@ def code_integers(values: np.ndarray[Any, Any], kind: int, few: bool = False) ->
     none, totals = np.empty(0, np.float32), totals_of(values.size, kind)
     symbols, gaps = np.empty(values.size, np.int32), np.empty(values.size + classes, np.int64)
     ends = np.empty((2, classes), np.int64)
-    tokens.collect(values, np.arange(values.size, dtype=np.uint32), none, starts, totals, 1.0, 0.5, symbols, gaps, ends)
+    tokens.collect(
+        values,
+        np.arange(values.size, dtype=np.uint32),
+        none,
+        starts,
+        totals,
+        1.0,
+        0.5,
+        values.size,
+        0.0,
+        symbols,
+        gaps,
+        ends,
+    )
     models = tokens.new_models(totals, tokens.LARGEST, None, decoder=False)
     records, out = np.empty(2 * values.size + tokens.CLASSES, np.int64), np.empty(8 * values.size + 64, np.uint8)
     bits, used = tokens.model(

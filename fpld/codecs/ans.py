@@ -37,7 +37,7 @@ def before(state: Any, frequency: Any, below: Any) -> Any:
 
 @kernel
 def write(records: Any, out: Any) -> Any:
-    """Write records, words to the front of `out`, raw bits to its back; give how many bytes each, -1 if out is short."""
+    """Write records, words to the front of `out`, raw bits to its back; give how many bytes each, -1: out is short."""
     held, count, raw = np.int64(0), 0, 0  # raw bits, the first to be read lowest
     size = out.size
     for k in range(records.size):

@@ -152,7 +152,7 @@ def _best(
             companding.tails(y, rank, y.size, *scale, np.zeros(1), tails)
         learnt = tokens.Models(*(part.copy() for part in models))
         _limit(learnt, head.step)
-        tokens.collect(y, rank, none, layout.starts[None], totals, *scale, symbols, gaps, ends)
+        tokens.collect(y, rank, none, layout.starts[None], totals, *scale, y.size, 0.0, symbols, gaps, ends)
         most = 8.0 * buffer.size
         bits, used = tokens.model(symbols, gaps, ends, totals, tails, rows, *learnt, records, most, tokens.COST)
         size = small.write(records[:used], buffer) if bits <= most else -1

@@ -220,20 +220,25 @@ class Material:
         used = self.totals[: GROUPS * PER_GROUP] > 0
         return int(used.reshape(GROUPS, PER_GROUP).any(axis=1).sum())
 
-    def records(self, step: int, plan: Plan, most: int) -> tuple[float, Array]:
-        """Give the bits that a step takes and its tokens' records, or no more than that it is beyond `most` bytes."""
-        quantized = self._quantize(step)
+    def records(self, step: int, plan: Plan, most: int, cut: int | None = None) -> tuple[float, Array]:
+        """Give the bits that a step takes and its tokens' records, or no more than that it is beyond `most` bytes.
+
+        From value number `cut` on, zeros are those of the next coarser step.
+        """
+        quantized = self._quantize(step, self.y.size if cut is None else cut)
         records = np.empty(2 * quantized[-1][-1, -1] + tokens.CLASSES + len(self.rest), np.int64)
         bits, used = self._model(step, quantized, plan, records, 8.0 * most)
         return bits, records[:used]
 
-    def _quantize(self, step: int) -> tuple[Array, Array, Array]:
+    def _quantize(self, step: int, cut: int) -> tuple[Array, Array, Array]:
         """Give symbols that are not zero, gaps, and where each class of a block ends among them."""
         classes = tokens.CLASSES - 1
         symbols, gaps = np.empty(self.y.size, np.int32), np.empty(self.y.size + classes, np.int64)
         ends = np.empty((len(self.starts), classes), np.int64)
         scale = 1 / step_size(step), rounding(self.mode, step)
-        tokens.collect(self.y, self.rank, self.shift, self.starts, self.totals, *scale, symbols, gaps, ends)
+        coarse = (1 - rounding(self.mode, step + 1)) * step_size(step + 1) / step_size(step)
+        order = self.y, self.rank, self.shift, self.starts, self.totals
+        tokens.collect(*order, *scale, cut, coarse, symbols, gaps, ends)
         return symbols, gaps, ends
 
     def _model(

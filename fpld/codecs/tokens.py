@@ -165,6 +165,8 @@ def collect(
     totals: Any,
     inverse: Any,
     rounding: Any,
+    cut: Any,
+    coarse: Any,
     symbols: Any,
     gaps: Any,
     ends: Any,
@@ -173,7 +175,8 @@ def collect(
 
     Class c of block b is y[starts[b, c] : starts[b, c + 1]]; `rank` says where in its class a value lies, others being
     zero; `dither` has y's size, or none. gaps[:classes] are those before the first symbols, -1 says that no more come;
-    `ends` [blocks, classes] says how many symbols come up to the end of a class of a block.
+    `ends` [blocks, classes] says how many symbols come up to the end of a class of a block. From value number `cut` on
+    what is below `coarse` steps counts as zero.
     """
     n = 0
     classes = totals.size - 1
@@ -185,7 +188,7 @@ def collect(
                 shift = dither[i] if dither.size else 0.0
                 scaled = y[i] * inverse + shift
                 size = abs(scaled) + rounding
-                if size >= 1.0:
+                if size >= 1.0 and (i < cut or abs(scaled) >= coarse):
                     gaps[classes + before if before >= 0 else c] = rank[i] - at - 1
                     at, before = np.int64(rank[i]), n
                     symbols[n] = min(np.int64(size), LARGEST)
