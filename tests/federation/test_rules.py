@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ from fpld import config as configuration
 from fpld.cli import main
 from fpld.federation.training import make_student
 
-if TYPE_CHECKING:
-    from pathlib import Path
+PAGE = Path(__file__).parent.parent.parent / "docs/rules.md"
 
 
 @pytest.fixture
@@ -89,3 +89,7 @@ def test_bad_input_is_named(option: str, value: str, said: str, capsys: pytest.C
 def test_configurations_are_sound(name: str) -> None:
     config = rules.CORPORA[name]()
     assert configuration.Config.model_validate(config.model_dump()) == config
+
+
+def test_the_page_is_about_the_default() -> None:
+    assert f"The default of `[combine] rule` is `{configuration.CombineSection().rule}`" in PAGE.read_text()
