@@ -29,6 +29,15 @@ def kernel(function: F) -> F:
         return cast("F", njit(nogil=True)(function))
 
 
+def inlined(function: F) -> F:
+    """Make a function a part of the kernels that call it: a call with arrays would cost more than most of them do."""
+    if not available():
+        return function
+    from numba import njit
+
+    return cast("F", njit(inline="always")(function))
+
+
 @cache
 def available() -> bool:
     """Say whether there is numba; if not, say once that NumPy serves in its place."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.bench.contenders import PEERS, Contender, peers
-from fpld.codecs import Adding, UniformCodec, add_decoded
+from fpld.bench.scenes import ZIPF
+from fpld.codecs import Adding, Summing, UniformCodec, add_decoded, make_prior
 from fpld.errors import InputError
 from fpld.protocol import Aggregator, Budget, Settings
 from fpld.registry import codecs
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from fpld.codecs.prior import Prior
+
     Floats32 = npt.NDArray[np.float32]
 
 Row = dict[str, Any]
 COLUMNS = ("codec", "bits", "operation", "ratio", "nanoseconds")
 CLIP = 8.0
+APART = 0.5  # nats
 _ENOUGH = 2.0  # seconds: a codec that would take longer for one node is timed on fewer contexts
 
 __all__ = ["COLUMNS", "PEERS", "Sizes", "contenders", "measure"]
@@ -63,26 +67,35 @@ def measure(
 
     `ratio` is coordinates per second over those of `acc += x`; `nanoseconds` is the time for a coordinate of a node.
     """
-    rng = np.random.default_rng(derive_seed(seed, "bench", "speed"))
-    logits = rng.standard_normal((sizes.contexts, sizes.vocab), np.float32)
+    logits, prior = _scene(sizes, np.random.default_rng(derive_seed(seed, "bench", "speed")))
     rows: list[Row] = []
     for bits in budgets:
         for item in listed:
             with suppress(InputError):  # a budget that the codec does not meet
-                rows += _time(item, bits, logits, sizes, seed)
+                rows += _time(item, bits, logits, prior, sizes, seed)
             tick()
     if not rows:
         raise InputError(f"--bits: no codec meets a budget of {', '.join(f'{bits:g}' for bits in budgets)}")
     return rows
 
 
-def _time(item: Contender, bits: float, logits: Floats32, sizes: Sizes, seed: int) -> list[Row]:
+def _scene(sizes: Sizes, rng: np.random.Generator) -> tuple[Floats32, Prior]:
+    """Draw logits as peaked as a language model's, and a prior that is about as far from them as another node."""
+    shape = (sizes.contexts, sizes.vocab)
+    ranks = rng.random(shape, np.float32).argsort(axis=1) + 1
+    common = 2 * (rng.standard_normal(shape, np.float32) - ZIPF * np.log(ranks, dtype=np.float32))
+    logits, other = (common + APART * rng.standard_normal(shape, np.float32) for _ in range(2))
+    return logits, make_prior(other)
+
+
+def _time(item: Contender, bits: float, logits: Floats32, prior: Prior, sizes: Sizes, seed: int) -> list[Row]:
     some = logits[: max(1, min(len(logits), (1 << 18) // logits.shape[1]))]
-    item.codec.encode(some, _plans(item, bits, len(some), sizes, seed)[0])  # compiles, and refuses
-    seconds = _seconds(lambda: item.codec.encode(some, _plans(item, bits, len(some), sizes, seed)[0]))
+    first = _plans(item, bits, prior[: len(some)], sizes, seed)[0]
+    item.codec.encode(some, first)  # compiles, and refuses
+    seconds = _seconds(lambda: item.codec.encode(some, first))
     contexts = min(len(logits), max(len(some), int(_ENOUGH / seconds * len(some))))
     part = logits[:contexts]
-    plans = _plans(item, bits, contexts, sizes, seed)
+    plans = _plans(item, bits, prior[:contexts], sizes, seed)
     payloads = [item.codec.encode(part, plan) for plan in plans[:1]] * len(plans)
     frames = [seal(payload, plan, item.codec.code) for payload, plan in zip(payloads, plans, strict=True)]
     work: dict[str, tuple[Callable[[], object], int]] = {
@@ -108,14 +121,18 @@ def _time(item: Contender, bits: float, logits: Floats32, sizes: Sizes, seed: in
     ]
 
 
-def _plans(item: Contender, bits: float, contexts: int, sizes: Sizes, seed: int) -> list[Plan]:
-    common: dict[str, Any] = {"run_key": derive_key(seed), "round": 1, "probe": bytes(32), "slots": sizes.nodes}
+def _plans(item: Contender, bits: float, prior: Prior, sizes: Sizes, seed: int) -> list[Plan]:
+    common: dict[str, Any] = {"run_key": derive_key(seed), "round": 1, "probe": bytes(32)}
+    predicts = getattr(item.codec, "uses_prior", False)
     return [
         Plan(
             **common,
             node=node,
-            slot=node,
-            contexts=contexts,
+            # Dither is stratified where nodes agree; a codec that predicts is told so, and here they do not.
+            slot=0 if predicts else node,
+            slots=1 if predicts else sizes.nodes,
+            prior=prior if predicts else None,
+            contexts=len(prior),
             vocab=sizes.vocab,
             bits=bits * sizes.vocab,
             **item.fields,
@@ -126,6 +143,13 @@ def _plans(item: Contender, bits: float, contexts: int, sizes: Sizes, seed: int)
 
 def _adder(item: Contender, payloads: list[bytes], plans: list[Plan], like: Floats32) -> Callable[[], object]:
     total, rows, codec = np.ones_like(like), range(len(like)), item.codec
+    if isinstance(codec, Summing) and item.name == "predictive":
+
+        def add() -> None:
+            for part in codec.sums(payloads, plans):
+                total[part.rows.start : part.rows.stop] += part.total
+
+        return add
     if isinstance(codec, Adding):
         return lambda: codec.add(payloads, plans, rows, total)
     return lambda: add_decoded(codec, payloads, plans, rows, total)
@@ -148,7 +172,7 @@ def _round(name: str, plans: list[Plan], frames: list[bytes]) -> object:
         threads=1,
     )
     aggregator = Aggregator(settings)
-    aggregator.open("none", {})
+    aggregator.open("none", {}, prior=first.prior)
     for node, frame in enumerate(frames):
         receipt = aggregator.frame(node, frame)
         if receipt.verdict != "accepted":

@@ -1,6 +1,6 @@
 """Codecs: logits to bytes within a budget, and back."""
 
-from fpld.codecs.base import Adding, Codec, add_decoded, check, decode_blocks, encode_blocks
+from fpld.codecs.base import Adding, Codec, Summing, add_decoded, check, decode_blocks, encode_blocks
 from fpld.codecs.float32 import Float32Codec
 from fpld.codecs.predictive import PredictiveCodec
 from fpld.codecs.prior import make_prior
@@ -11,6 +11,7 @@ __all__ = [
     "Codec",
     "Float32Codec",
     "PredictiveCodec",
+    "Summing",
     "UniformCodec",
     "add_decoded",
     "check",

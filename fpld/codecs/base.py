@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -80,6 +80,39 @@ class Adding(Protocol):
 
         `noise` [k, V] takes the sum of the variances of the first k contexts. With `weights` [n, V], a value counts by
         the inverse of its variance, and `weights` takes the sum of those.
+        """
+        ...
+
+
+class Sum(NamedTuple):
+    """A block of contexts: the nodes' values (or probabilities) added up, each node's summed variance, and a sample.
+
+    The sample is every node's values and variances [K, n, V] on the block's first n contexts.
+    """
+
+    rows: range
+    total: npt.NDArray[np.floating[Any]]
+    noise: Floats
+    values: npt.NDArray[np.float32]
+    variance: npt.NDArray[np.float32]
+
+
+@runtime_checkable
+class Summing(Protocol):
+    """A codec that can only decode from the start, but adds up nodes that share a prior faster than it decodes them."""
+
+    def sums(
+        self,
+        payloads: Sequence[bytes | memoryview],
+        plans: Sequence[Plan],
+        *,
+        sample: int = 0,
+        mixture: bool = False,
+        threads: int = 1,
+    ) -> Iterator[Sum]:
+        """Add up all nodes' values, or for a mixture their probabilities, block by block, in the order of the nodes.
+
+        About `sample` coordinates of every node are given as well.
         """
         ...
 

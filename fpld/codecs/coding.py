@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
     from fpld.types import Plan, Reals
 
+    Array = np.ndarray[Any, np.dtype[Any]]
+
 SAMPLE = 1 << 17  # coordinates that the choice of a mode looks at
 _DITHER_GAIN = 0.8  # what dither must win if all nodes agree: it loses where they do not
 _NEIGHBOURS = 4  # nodes that a node takes to be like itself when it judges the gain
+_CHUNK = 1 << 15  # coordinates at a time that stay in the cache
+_MARGIN = 64  # steps: so much finer than on some contexts it may get on all
 _TABLES = 8  # times their length: payloads for which tables are worth their place
 
 
@@ -31,28 +35,41 @@ def encode(logits: Reals, plan: Plan) -> bytes:
     checked(plan)
     some, few = _sample(logits, plan)
     trials = [_trial(some, few, mode) for mode in _modes(plan)]
-    _, mode, step, payload = min(trials, key=lambda trial: trial[0])
-    return payload if few.contexts == plan.contexts else _encode(logits, plan, mode, step)[1]
+    best = min(trials, key=lambda trial: trial.loss)
+    return best.payload if few.contexts == plan.contexts else _encode(logits, plan, best)
 
 
 def check(payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
     """Refuse an unsound payload, without the cost of reconstruction; give the tables that it ends with."""
     if len(payload) == 0:
         return None
+    checked(plan)
     reader = Reader(payload, plan)
     for rows in block_ranges(plan):
-        reader.block(rows)
+        reader.tails(reader.next()[0], len(rows))
+    reader.end()
     return reader.tables
 
 
-def _trial(logits: Reals, plan: Plan, mode: int) -> tuple[float, int, int, bytes]:
+class _Trial(NamedTuple):
+    """A mode that was tried on some contexts: the loss to be expected of it, the step, and what it was tried on."""
+
+    loss: float
+    mode: int
+    step: int
+    material: Material
+    payload: bytes
+
+
+def _trial(logits: Reals, plan: Plan, mode: int) -> _Trial:
     """Code with a mode; give the loss that is to be expected of it."""
-    step, payload = _encode(logits, plan, mode, None)
+    material = Material.prepare(logits, plan, mode)
+    step, payload = _fill(material, material, plan, None)
     if mode & DITHER and payload:
         found = loss(logits, _mean_of_slots(logits, plan, Head(mode, step))) / _DITHER_GAIN
     else:
         found = loss(logits, np.concatenate([values for values, _ in blocks(payload, plan)]))
-    return found, mode, step, payload
+    return _Trial(found, mode, step, material, payload)
 
 
 def _mean_of_slots(logits: Reals, plan: Plan, head: Head) -> npt.NDArray[np.float32]:
@@ -85,53 +102,71 @@ def _sample(logits: Reals, plan: Plan) -> tuple[Reals, Plan]:
     return few, replace(plan, contexts=len(few), prior=prior)
 
 
-def _encode(logits: Reals, plan: Plan, mode: int, guess: int | None) -> tuple[int, bytes]:
-    """Code with a mode and the finest step that fits; give the step and the payload, empty if nothing fits."""
-    material = Material.prepare(logits, plan, mode)
-    extra = table_bytes(material.groups)
+def _encode(logits: Reals, plan: Plan, trial: _Trial) -> bytes:
+    """Code all contexts, in the way that was tried on some; only what may be more than zero is kept meanwhile."""
+    finest = max(trial.step - _MARGIN, 1)
+    material = Material.prepare(logits, plan, trial.mode, finest)
+    step, payload = _fill(material, trial.material, plan, trial.step)
+    if step <= finest:  # the contexts that were tried were harder than the others
+        material = Material.prepare(logits, plan, trial.mode)
+        _, payload = _fill(material, trial.material, plan, step)
+    return payload
+
+
+def _fill(material: Material, measured: Material, plan: Plan, guess: int | None) -> tuple[int, bytes]:
+    """Code with the finest step that fits; give the step and the payload, empty if nothing fits."""
+    mode, extra = material.mode, table_bytes(material.groups)
     # Under dither the error is known without measuring.
     if not mode & DITHER and plan.budget_bytes >= _TABLES * extra:
         mode |= TABLES
     room = plan.budget_bytes - START_BYTES - (extra if mode & TABLES else 0)
-    found = finest(lambda step: material.code(step, room, plan), room, STEPS, guess) if room > 0 else None
-    if found is None:
+    if room <= 0:
         return STEPS - 1, b""
-    step, code = found
-    head = Head(mode, step, material.measure(step)) if mode & TABLES else Head(mode, step)
+    step = finest(lambda step: material.length(step, room, plan), room, range(material.finest, STEPS), guess)
+    code = b""
+    while step is not None and not code and step < STEPS:
+        code = material.code(step, room, plan)
+        step += not code  # an estimate of the length that was too short: never seen
+    if step is None or not code:
+        return STEPS - 1, b""
+    head = Head(mode, step, measured.measure(step)) if mode & TABLES else Head(mode, step)
     return step, head.to_bytes() + code
 
 
 def loss(logits: Reals, decoded: npt.NDArray[np.float32]) -> float:
     """Give KL(node's own distribution || what is decoded), averaged over contexts."""
-    true, other = (
-        x - x.max(axis=1, keepdims=True) for x in (np.asarray(logits, np.float64), decoded.astype(np.float64))
-    )
-    p = np.exp(true)
-    mass = p.sum(axis=1)
-    gap = np.log(np.exp(other).sum(axis=1)) - np.log(mass)
-    return float((np.einsum("ij,ij->i", p, true - other) / mass + gap).mean())
+    total, stride = 0.0, max(_CHUNK // logits.shape[1], 1)
+    for start in range(0, len(logits), stride):
+        true, other = (x[start : start + stride].astype(np.float64) for x in (logits, decoded))
+        true -= true.max(axis=1, keepdims=True)
+        other -= other.max(axis=1, keepdims=True)
+        p = np.exp(true)
+        true -= other
+        mass = p.sum(axis=1)
+        gap = np.log(np.exp(other, out=other).sum(axis=1) / mass)
+        total += float((np.einsum("ij,ij->i", p, true) / mass + gap).sum())
+    return total / len(logits)
 
 
 def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[companding.Pair]:
     """Decode the payload's own blocks, one after the other."""
-    if len(payload) == 0:
-        yield from _unsent(plan)
-        return
-    reader = Reader(payload, plan)
+    checked(plan)
+    reader = Reader(payload, plan) if len(payload) else None
     for rows in block_ranges(plan):
-        prior = None if reader.prior is None else reader.prior[rows.start : rows.stop]
-        places, symbols, tails = reader.block(rows)
-        if reader.head.mode & DITHER:
-            dense = np.zeros((len(rows), plan.vocab), np.int32)
-            dense.flat[places] = symbols
-            yield companding.expand_dithered(dense, dither_of(plan, rows), prior, reader.head)
-        else:
-            yield companding.expand(places, symbols, tails, prior, reader.head, (len(rows), plan.vocab))
+        yield expanded(None if reader is None else reader.block(rows), reader, plan, rows)
 
 
-def _unsent(plan: Plan) -> Iterator[companding.Pair]:
-    """Give the prior, or the same for all tokens: nothing was sent."""
-    prior = checked(plan)
-    for rows in block_ranges(plan):
-        part = None if prior is None else prior[rows.start : rows.stop]
-        yield companding.unsent(part, (len(rows), plan.vocab))
+def expanded(
+    block: tuple[Array, Array, Array] | None, reader: Reader | None, plan: Plan, rows: range
+) -> companding.Pair:
+    """Give log-probabilities and variances of a block; of nothing the prior, or the same for all tokens."""
+    shape = (len(rows), plan.vocab)
+    if block is None or reader is None:
+        return companding.unsent(None if plan.prior is None else plan.prior[rows.start : rows.stop], shape)
+    prior = None if reader.prior is None else reader.prior[rows.start : rows.stop]
+    places, symbols, tails = block
+    if not reader.head.mode & DITHER:
+        return companding.expand(places, symbols, tails, prior, reader.head, shape)
+    dense = np.zeros(shape, np.int32)
+    dense.flat[places] = symbols
+    return companding.expand_dithered(dense, dither_of(plan, rows), prior, reader.head)

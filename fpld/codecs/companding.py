@@ -5,6 +5,7 @@ Only the encoder computes y, and only integers decide what is decoded: nothing h
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,12 +22,16 @@ if TYPE_CHECKING:
 
 TAILS = 4  # the mass of a tail is sent in quarters of an octave
 UNKNOWN = 1.0  # the variance that is reported where nothing was sent, in nats^2
-_LEAST = 1 / 64  # of (p / pi)^(1/4): nothing decodes to a probability of zero
+LEAST_RATIO = 1 / 64  # of (p / pi)^(1/4): nothing decodes to a probability of zero
 _LOG_PRIOR = LOG_PRIOR.astype(np.float32)
 _ROOT = np.exp(LOG_PRIOR / 2).astype(np.float32)  # sqrt(pi) of each integer of the prior
 _QUARTER = np.exp(LOG_PRIOR / 4).astype(np.float32)
 _GROUP_OF = (CLASS_OF // PER_GROUP).astype(np.uint8)
-_STATISTICS = 1 << 19  # coordinates that tables are measured on
+_ENOUGH = 1 << 13  # values of a class in a block that tables are measured on, about
+# exp(x / 4) = 2^(x log2(e) / 4), with the fraction by Taylor's series: within 5e-7.
+_LOG2_E_QUARTER, _LEAST_POWER = np.float32(np.log2(np.e) / 4), np.float32(-126)
+_HALF, _FOUR = np.float32(0.5), np.float32(4)
+_C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(np.log(2) ** k / math.factorial(k)) for k in range(7))
 
 Floats32 = np.ndarray[Any, np.dtype[np.float32]]
 Pair = tuple[Floats32, Floats32]  # log-probabilities and their variances
@@ -34,43 +39,74 @@ Pair = tuple[Floats32, Floats32]  # log-probabilities and their variances
 
 def compand(logits: Reals, prior: Prior | None) -> Floats32:
     """Give y of a block of contexts."""
-    shifted = (logits - logits.max(axis=1, keepdims=True)).astype(np.float32, copy=False)
-    shifted *= np.float32(0.25)
-    quarter: Floats32 = np.exp(shifted, out=shifted)
-    square: Floats32 = quarter * quarter
-    mass = np.einsum("ij,ij->i", square, square, dtype=np.float64)[:, None]
+    top = logits.max(axis=1)
+    quarter: Floats32 = np.empty(logits.shape, np.float32)
+    square: Floats32 = np.empty(logits.shape, np.float32)
+    _quarters(logits, top, quarter, square)
+    mass = np.einsum("ij,ij->i", square, square)  # a peak has 1, so float32 does
     if prior is None:
-        square *= (2 / np.sqrt(mass)).astype(np.float32)
+        square *= (2 / np.sqrt(mass))[:, None]
         return square
-    quarter *= np.sqrt(np.sqrt(1 / mass)).astype(np.float32)
-    root = _QUARTER[-prior]
-    quarter -= root
-    quarter *= 4 * root
+    _to_prior(quarter, np.sqrt(np.sqrt(1 / mass)), prior, _QUARTER)
     return quarter
 
 
 @kernel
-def tails(y: Any, inverse: float, rounding: float, out: Any) -> None:
-    """Give each context's mass below the step, as its number; -1 where nothing else is sent."""
-    for row in range(y.shape[0]):
-        mass, zeros = 0.0, 0
-        for v in range(y.shape[1]):
-            if y[row, v] * inverse + rounding < 1.0:
-                mass += y[row, v] * y[row, v]
-                zeros += 1
-        if zeros == y.shape[1] or zeros == 0:
+def _quarters(logits: Any, top: Any, quarter: Any, square: Any) -> None:
+    """Give exp((x - top) / 4), and its square.
+
+    Plain arithmetic, which compilers turn into vector instructions: 2^n by its bits, and a polynomial.
+    """
+    for row in range(logits.shape[0]):
+        for v in range(logits.shape[1]):
+            power = max(np.float32(logits[row, v] - top[row]) * _LOG2_E_QUARTER, _LEAST_POWER)
+            whole = np.floor(power + _HALF)
+            x = power - whole
+            found = ((((((_C6 * x + _C5) * x) + _C4) * x + _C3) * x + _C2) * x + _C1) * x + _C0
+            found *= np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+            quarter[row, v] = found
+            square[row, v] = found * found
+
+
+@kernel
+def _to_prior(quarter: Any, scale: Any, prior: Any, roots: Any) -> None:
+    """Turn p^(1/4), but for a factor, into y."""
+    for row in range(quarter.shape[0]):
+        for v in range(quarter.shape[1]):
+            root = roots[-prior[row, v]]
+            quarter[row, v] = (quarter[row, v] * scale[row] - root) * (_FOUR * root)
+
+
+@kernel
+def tails(
+    y: Any, rank: Any, vocab: int, inverse: float, rounding: float, rest: Any, out: Any
+) -> None:
+    """Give each context's mass below the step, as its number; -1 where nothing else is sent, or all is.
+
+    `y` at `rank` of its coordinates is what may be above it; `rest` is the mass of the others.
+    """
+    i = 0
+    for row in range(rest.size):
+        mass, above, end = rest[row], 0, (row + 1) * vocab
+        while i < y.size and rank[i] < end:
+            if y[i] * inverse + rounding < 1.0:
+                mass += y[i] * y[i]
+            else:
+                above += 1
+            i += 1
+        if above == 0 or above == vocab:
             out[row] = -1
         else:
             out[row] = min(max(int(np.rint(-4.0 * np.log2(max(mass / 4, 1e-30)))), 0), 255)
 
 
 @kernel
-def _measure(y: Any, first: int, last: int, inverse: float, rounding: float, scale: float, out: Any) -> None:
+def _measure(y: Any, first: int, last: int, every: int, inverse: float, rounding: float, scale: float, out: Any) -> None:
     """Add count, sum and sum of squares to out [3, 3].
 
     Of log(p / pi) at zeros (without a prior, of log p weighed by p); of |y| / step - |q| at ones, and at more.
     """
-    for i in range(first, last):
+    for i in range(first, last, every):
         scaled = abs(y[i]) * inverse
         size = int(scaled + rounding)
         if size == 0:
@@ -90,15 +126,15 @@ def _measure(y: Any, first: int, last: int, inverse: float, rounding: float, sca
 def measure(y: Floats32, starts: npt.NDArray[np.int64], mode: int, size: float, rounding: float) -> Table:
     """Make the table of what lies in the cells, group by group; -1 as a variance marks a group that is not in use."""
     table = Head(mode, 0).table
-    every = max(starts.shape[0] * int(starts[0, -1] - starts[0, 0]) // _STATISTICS, 1)
     for group in range(GROUPS):
         found = np.zeros((3, 3))
         for c in range(PER_GROUP * group, PER_GROUP * (group + 1)):
             # The class's middle stands for the prior: a quarter of a nat.
             scale = float(np.exp((c + 0.5) / 4) / 4) if mode & PRIOR else 0.0
-            for block in range(0, len(starts), every):
+            for block in range(len(starts)):
                 part = np.zeros((3, 3))
-                _measure(y, starts[block, c], starts[block, c + 1], 1 / size, rounding, scale, part)
+                first, last = starts[block, c : c + 2]
+                _measure(y, first, last, max((last - first) // _ENOUGH, 1), 1 / size, rounding, scale, part)
                 if mode & PRIOR:
                     part[0] *= np.exp(-(c + 0.5) / 2)  # zeros count as KL weighs them
                 found += part
@@ -169,9 +205,15 @@ def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> Pa
     return _expand(cells(symbols, groups, head), prior, head.table["v1"][groups].astype(np.float32) * head.size**2)
 
 
+def beyond(head: Head) -> Pair:
+    """Give what symbols above one are offset by against each integer of the prior, in steps, and the variance of their y."""
+    more = head.table["more"][_GROUP_OF] / np.float32(256)
+    return more.astype(np.float32), head.table["v1"][_GROUP_OF].astype(np.float32) * np.float32(head.size**2)
+
+
 def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> Pair:
     root = _ROOT[-prior]
-    ratio = np.maximum(1 + y / (4 * root), np.float32(_LEAST))  # (p / pi)^(1/4)
+    ratio = np.maximum(1 + y / (4 * root), np.float32(LEAST_RATIO))  # (p / pi)^(1/4)
     values: Floats32 = _LOG_PRIOR[-prior] + 4 * np.log(ratio)
     left: Floats32 = variance / np.square(root * ratio)
     return values, left

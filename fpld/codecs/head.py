@@ -98,6 +98,12 @@ def step_size(number: int) -> float:
     return float(2.0 ** ((number - _OFFSET) / PER_OCTAVE))
 
 
+def most_symbols(number: int) -> int:
+    """Give a bound of the symbols with a step, in integers: y is at most 4, and both ends must agree."""
+    octaves = -((number - _OFFSET) // PER_OCTAVE)
+    return min((4 << max(octaves, 0)) + 2, (1 << 24) - 1)
+
+
 def rounding(mode: int, step: int) -> float:
     """Give what is added before cutting off: 1/2 with dither and for fine steps, less for coarse ones."""
     if mode & DITHER:

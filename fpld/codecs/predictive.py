@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fpld import _check
-from fpld.errors import BudgetError
+from fpld.errors import BudgetError, InputError
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from fpld.codecs.base import Sum
     from fpld.types import Plan, Reals
 
 
@@ -93,6 +94,22 @@ class PredictiveCodec:
             )
             yield Decoded(values[: len(rows)].astype(dtype), variance[: len(rows)].astype(dtype))
             values, variance = values[len(rows) :], variance[len(rows) :]
+
+    def sums(
+        self,
+        payloads: Sequence[bytes | memoryview],
+        plans: Sequence[Plan],
+        *,
+        sample: int = 0,
+        mixture: bool = False,
+        threads: int = 1,
+    ) -> Iterator[Sum]:
+        """Add up nodes block by block: what is zero at a node costs nothing."""
+        if self.strict or any(plan.prior is not plans[0].prior for plan in plans):
+            raise InputError("only pooled payloads of nodes that share one prior are added up together")
+        from fpld.codecs import summing
+
+        return summing.sums(payloads, plans, sample, mixture, threads)
 
     def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
         """Refuse an unsound payload, without the cost of reconstruction; give the tables that it ends with."""

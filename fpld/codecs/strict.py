@@ -1,7 +1,7 @@
 """The predictive codec with a strict budget for each context: no context borrows bits from another.
 
-A context has its own slice of the payload, of the same length to a byte: a byte for its step, then its code, and
-zeros where that is shorter. What the coder learns goes on from context to context; steps do not. Where links or
+A context has its own slice of the payload, of the same length to a byte: a byte for its step, zeros, and its code.
+The coder skips the zeros by itself. What the coder learns goes on from context to context; steps do not. Where links or
 auditors want the same share for every context this is it; pooled bits (`predictive`) lose less.
 """
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.codecs import companding, rangecoder
+from fpld.codecs import companding, small, tokens
 from fpld.codecs.coding import loss
-from fpld.codecs.head import PRIOR, STEPS, Head
+from fpld.codecs.head import PRIOR, STEPS, Head, most_symbols
 from fpld.codecs.prior import checked
 from fpld.codecs.ratecontrol import finest
-from fpld.codecs.symbols import class_order, first_models
+from fpld.codecs.symbols import class_order, tables
 from fpld.errors import FrameError
 
 if TYPE_CHECKING:
@@ -78,52 +78,56 @@ def check(payload: bytes | memoryview, plan: Plan) -> None:
 def _encode(logits: Reals, plan: Plan, mode: int, places: list[int]) -> bytes:
     out = bytearray(places[-1])
     out[0] = mode
-    prior, models, guess = (plan.prior if mode & PRIOR else None), first_models(plan), None
+    prior, guess = (plan.prior if mode & PRIOR else None), None
+    models = tokens.new_models(_totals(plan.vocab), 1, tables(plan), decoder=False)
     for row, (start, stop) in enumerate(pairwise(places)):
         own = None if prior is None else prior[row : row + 1]
         y = companding.compand(logits[row : row + 1], own)
-        found = _best(y if own is None else y[:, class_order(own)[0]], mode, stop - start - 1, models, guess)
+        found = _best(y[0] if own is None else y[0, class_order(own)[0]], mode, stop - start - 1, models, guess)
         if found is None:
             out[start] = _NOTHING
             continue
         guess, code, models = found
         out[start] = guess
-        out[start + 1 : start + 1 + len(code)] = code
+        out[start + 1 : stop] = code
     return bytes(out)
 
 
 def _best(
-    y: npt.NDArray[np.float32], mode: int, room: int, models: rangecoder.Models, guess: int | None
-) -> tuple[int, bytes, rangecoder.Models] | None:
+    y: npt.NDArray[np.float32], mode: int, room: int, models: tokens.Models, guess: int | None
+) -> tuple[int, bytes, tokens.Models] | None:
     """Give the finest step whose code fits, the code, and what the coder has learnt then."""
-    learnt = {}
-    starts = np.array([[0, *[y.size] * rangecoder.CLASSES]])
-    buffer = np.empty(2 * room + 16, np.uint8)
+    found: dict[int, tuple[bytes, tokens.Models]] = {}
+    totals, starts, rows = _totals(y.size), np.array([[0, y.size]]), np.array([0, 1])
+    rank, none = np.arange(y.size, dtype=np.uint32), np.empty(0, np.float32)
+    symbols, gaps, ends = np.empty(y.size, np.int32), np.empty(y.size + 1, np.int64), np.empty((1, 1), np.int64)
+    records, buffer = np.empty(2 * y.size + 4, np.int64), np.empty(2 * room + 16, np.uint8)
 
-    def code(number: int) -> tuple[int, bytes]:
-        head = Head(mode, _STRIDE * number)
-        tails = np.empty(0 if mode & PRIOR else 1, np.int32)
+    def length(number: int) -> int:
+        head, tails = Head(mode, _STRIDE * number), np.empty(0 if mode & PRIOR else 1, np.int32)
         if tails.size:
-            companding.tails(y, 1 / head.size, head.rounding, tails)
-        learnt[number] = models.copy()
-        size = rangecoder.encode(
-            *(y.ravel(), np.empty(0, np.float32), starts, tails, np.array([0, 1])),
-            *(1 / head.size, head.rounding, learnt[number], buffer),
+            companding.tails(y, rank, y.size, 1 / head.size, head.rounding, np.zeros(1), tails)
+        learnt = tokens.Models(*(part.copy() for part in models))
+        tokens.limit_sizes(most_symbols(head.step), *learnt, 0)
+        tokens.collect(y, rank, none, starts, totals, 1 / head.size, head.rounding, symbols, gaps, ends)
+        bits, used = tokens.model(
+            symbols, gaps, ends, totals, tails, rows, *learnt, records, 8.0 * buffer.size, tokens.COST
         )
-        found = rangecoder.trim(buffer, size)
-        return (len(found), found) if size <= buffer.size else (2 * room, b"")
+        size = small.write(records[:used], buffer) if bits <= 8 * buffer.size else -1
+        if 0 <= size <= room:
+            found[number] = (bytes(room - size) + buffer[buffer.size - size :].tobytes(), learnt)
+        return size if size >= 0 else 3 * room
 
-    best = finest(code, room, _NUMBERS, guess)
-    return None if best is None else (*best, learnt[best[0]])
+    best = finest(length, room, range(_NUMBERS), guess)
+    return None if best is None else (best, *found[best])
 
 
 def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterator[companding.Pair]:
     prior = checked(plan) if payload[0] & PRIOR else None
     if payload[0] & PRIOR and prior is None:
         raise FrameError("payload is coded against a prior, and the plan has none")
-    models, totals = first_models(plan), np.zeros(rangecoder.CLASSES, np.int64)
-    totals[0] = plan.vocab
-    starts = np.array([0, *[plan.vocab] * rangecoder.CLASSES])
+    totals, starts = _totals(plan.vocab), np.array([0, plan.vocab])
+    models = tokens.new_models(totals, 1, tables(plan), decoder=True)
     at, symbols = np.empty(plan.vocab, np.int32), np.empty(plan.vocab, np.int32)
     for row, (start, stop) in enumerate(pairwise(places)):
         own = None if prior is None else prior[row : row + 1]
@@ -131,13 +135,18 @@ def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterato
             yield companding.unsent(own, (1, plan.vocab))
             continue
         head, data = Head(payload[0], _STRIDE * payload[start]), np.frombuffer(payload[start + 1 : stop], np.uint8)
-        state = rangecoder.new_decoder(totals)
-        count = rangecoder.decode(data, state, starts, models, at, symbols)
-        tail = np.full(1, -1, np.int32)
+        tokens.limit_sizes(most_symbols(head.step), *models, 0)
+        decoder, tail = small.Decoder(data, totals, 0, None, models), np.full(1, -1, np.int32)
+        count = decoder.block(starts, at, symbols) if decoder.sound else -1
         sound = count >= 0
         if sound and own is None:
-            sound = rangecoder.decode_tails(data, state, models, np.array([0 < count < plan.vocab]), tail)
-        if not sound:
+            sound = decoder.tails(np.array([0 < count < plan.vocab]), tail)
+        if not sound or not decoder.ended():
             raise FrameError(f"payload is not sound at context {row}")
         where = at[:count] if own is None else class_order(own)[0][at[:count]]
         yield companding.expand(where, symbols[:count], tail, own, head, (1, plan.vocab))
+
+
+def _totals(vocab: int) -> npt.NDArray[np.int64]:
+    """One class for all coordinates, one for the number of the context."""
+    return np.array([vocab, 0])

@@ -7,13 +7,14 @@ one they stay as they are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs import companding, rangecoder
-from fpld.codecs.head import DITHER, GROUPS, PER_GROUP, PRIOR, Head, Table, rounding, step_size
+from fpld.codecs import ans, companding, small, tokens
+from fpld.codecs.head import DITHER, GROUPS, PER_GROUP, PRIOR, Head, Table, most_symbols, rounding, step_size
 from fpld.codecs.prior import CLASS_OF, Prior, checked
+from fpld.compiled import kernel
 from fpld.dither import Dither
 from fpld.errors import FrameError, InputError
 
@@ -24,25 +25,36 @@ if TYPE_CHECKING:
     from fpld.types import Plan, Reals
 
 BLOCK = 1 << 18
+_SMALL = 2048  # bytes of budget up to which a code is small
+_ESTIMATE = 1 << 14  # bytes from which on the length of a code is told without writing it
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Order = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int64]"]
 
 
 def block_ranges(plan: Plan) -> list[range]:
     """Give the contexts of each block."""
-    if plan.contexts * plan.vocab > rangecoder.MOST_COORDINATES:
-        most = rangecoder.MOST_COORDINATES // plan.vocab
+    if plan.contexts * plan.vocab > tokens.MOST_COORDINATES:
+        most = tokens.MOST_COORDINATES // plan.vocab
         raise InputError(f"the predictive codec takes at most {most} contexts of {plan.vocab} tokens at once")
     stride = max(BLOCK // plan.vocab, 1)
     return [range(at, min(at + stride, plan.contexts)) for at in range(0, plan.contexts, stride)]
 
 
-def first_models(plan: Plan) -> rangecoder.Models:
-    """Give the models that a payload begins with: those of the plan's tables, if it has any."""
-    tables = plan.tables
-    if tables is not None and (
-        tables.shape != (rangecoder.MODELS,) or tables.dtype != np.int32 or tables.min() < 1 or tables.max() > 65535
+def tables(plan: Plan) -> Array | None:
+    """Give the plan's tables, if it has any, and only sound ones."""
+    found = plan.tables
+    size = tokens.CLASSES * tokens.TOKENS
+    if found is not None and (
+        found.shape != (size,) or found.dtype != np.int32 or found.min() < 1 or found.max() > 65535
     ):
-        raise InputError(f"tables must be {rangecoder.MODELS} probabilities in 2^-16, int32, got {tables!r:.80}")
-    return rangecoder.new_models(tables)
+        raise InputError(f"tables must be {size} probabilities in 2^-16, int32, got {found!r:.80}")
+    return found
+
+
+def is_small(plan: Plan) -> bool:
+    """Say whether a plan's code is a small one."""
+    return plan.budget_bytes <= _SMALL
 
 
 def dither_of(plan: Plan, rows: range) -> Floats32:
@@ -50,129 +62,272 @@ def dither_of(plan: Plan, rows: range) -> Floats32:
     return Dither.of(plan).block(rows, plan.vocab).astype(np.float32)
 
 
-def class_order(prior: Prior) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+@kernel
+def _count(prior: Any, class_of: Any, out: Any) -> None:
+    """Count the coordinates of each class, in four tallies: one alone would wait for itself."""
+    tally = np.zeros((4, out.size), np.int64)
+    whole = prior.size // 4 * 4
+    for i in range(0, whole, 4):
+        for k in range(4):
+            tally[k, class_of[-prior[i + k]]] += 1
+    for i in range(whole, prior.size):
+        tally[0, class_of[-prior[i]]] += 1
+    for k in range(4):
+        out += tally[k]
+
+
+@kernel
+def _arrange(prior: Any, class_of: Any, order: Any, starts: Any) -> None:
+    """Sort coordinates by class, keeping their order within each; four parts at once, for the same reason."""
+    part = prior.size // 4
+    place = np.zeros((5, starts.size - 1), np.int64)
+    for k in range(4):
+        _count(prior[k * part : (k + 1) * part if k < 3 else prior.size], class_of, place[k])
+    at = 0
+    for c in range(starts.size - 1):
+        starts[c] = at
+        for k in range(4):
+            count = place[k, c]
+            place[k, c] = at
+            at += count
+    starts[-1] = at
+    for i in range(part):
+        for k in range(4):
+            c = class_of[-prior[k * part + i]]
+            order[place[k, c]] = k * part + i
+            place[k, c] += 1
+    for i in range(4 * part, prior.size):
+        c = class_of[-prior[i]]
+        order[place[3, c]] = i
+        place[3, c] += 1
+
+
+def class_order(prior: Prior) -> Order:
     """Order a block's coordinates by class; give them, and where each class starts."""
-    classes = CLASS_OF[-prior.ravel()]
-    order, starts = np.empty(classes.size, np.int32), np.zeros(rangecoder.CLASSES + 1, np.int64)
-    rangecoder.arrange(classes, order, starts)
+    order, starts = np.empty(prior.size, np.int32), np.zeros(tokens.CLASSES + 1, np.int64)
+    _arrange(prior.ravel(), CLASS_OF, order, starts)
     return order, starts
 
 
-def class_totals(prior: Prior) -> npt.NDArray[np.int64]:
-    """Count the coordinates of each class."""
-    return np.bincount(CLASS_OF, weights=np.bincount(-prior.ravel(), minlength=CLASS_OF.size)).astype(np.int64)
+def class_counts(prior: Prior | None, plan: Plan) -> npt.NDArray[np.int64]:
+    """Count the coordinates of each class in each block, [blocks, CLASSES]."""
+    blocks = block_ranges(plan)
+    counts = np.zeros((len(blocks), tokens.CLASSES), np.int64)
+    for b, rows in enumerate(blocks):
+        if prior is None:
+            counts[b, 0] = len(rows) * plan.vocab
+        else:
+            _count(prior[rows.start : rows.stop].ravel(), CLASS_OF, counts[b])
+    return counts
+
+
+@kernel
+def _sift(
+    y: Any,
+    prior: Any,
+    class_of: Any,
+    least: float,
+    seen: Any,
+    starts: Any,
+    places: Any,
+    kinds: Any,
+    ranks: Any,
+    order: Any,
+) -> int:
+    """Find the values of a block of at least `least`; give how many.
+
+    `seen` counts the coordinates of each class up to here. Of those found, `places` and `ranks` say where they lie in the
+    block and in their class; `order` sorts them by class, and `starts` [CLASSES + 1] takes where each begins.
+    """
+    n = 0
+    for i in range(y.size):
+        c = class_of[-prior[i]] if prior.size else 0
+        at = seen[c]
+        seen[c] = at + 1
+        if abs(y[i]) >= least:
+            places[n], kinds[n], ranks[n] = i, c, at
+            starts[c + 1] += 1
+            n += 1
+    for c in range(starts.size - 1):
+        starts[c + 1] += starts[c]
+    place = starts.copy()
+    for k in range(n):
+        at = place[kinds[k]]
+        place[kinds[k]] = at + 1
+        order[at] = k
+    return n
+
+
+@kernel
+def _rest(y: Any, least: float, out: Any) -> None:
+    """Sum up each context's mass below `least`."""
+    for row in range(y.shape[0]):
+        mass = 0.0
+        for v in range(y.shape[1]):
+            if y[row, v] < least:
+                mass += y[row, v] * y[row, v]
+        out[row] = mass
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Material:
-    """Hold y in the coder's order, and where blocks and classes lie."""
+    """Hold what of y may become a symbol that is not zero, in the coder's order: for steps from `finest` on.
+
+    Class c of block b is y[starts[b, c] : starts[b, c + 1]], and `rank` says where in its class a value lies. `rest` is
+    what a context has besides, as mass, where tails are to be coded.
+    """
 
     mode: int
+    finest: int
     y: Floats32
-    dither: Floats32
+    rank: npt.NDArray[np.uint32]
+    shift: Floats32
     starts: npt.NDArray[np.int64]
+    totals: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
+    rest: npt.NDArray[np.float64]
 
     @classmethod
-    def prepare(cls, logits: Reals, plan: Plan, mode: int) -> Material:
+    def prepare(cls, logits: Reals, plan: Plan, mode: int, finest: int = 0) -> Material:
         """Compand and order logits [m, V]."""
         blocks = block_ranges(plan)
         prior = checked(plan) if mode & PRIOR else None
-        y = np.empty(plan.contexts * plan.vocab, np.float32)
-        dither = np.empty_like(y) if mode & DITHER else np.empty(0, np.float32)
-        starts = np.zeros((len(blocks), rangecoder.CLASSES + 1), np.int64)
+        least = 0.0 if mode & DITHER or finest == 0 else (1 - rounding(mode, finest)) * step_size(finest)
+        starts = np.zeros((len(blocks), tokens.CLASSES + 1), np.int64)
+        seen, rest = np.zeros(tokens.CLASSES, np.int64), np.zeros(0 if mode & (PRIOR | DITHER) else plan.contexts)
+        width = len(blocks[0]) * plan.vocab
+        found, kinds, ranks = np.empty(width, np.int32), np.empty(width, np.uint8), np.empty(width, np.uint32)
+        order, none = np.empty(width, np.int32), np.empty(0, np.int16)
+        parts: list[tuple[Array, Array, Array]] = []
         for b, rows in enumerate(blocks):
-            part = slice(rows.start * plan.vocab, rows.stop * plan.vocab)
-            rows_prior = None if prior is None else prior[rows.start : rows.stop]
-            found = companding.compand(logits[rows.start : rows.stop], rows_prior).ravel()
-            shift = dither_of(plan, rows).ravel() if mode & DITHER else dither
-            if rows_prior is None:
-                starts[b, 1:] = found.size
-            else:
-                order, starts[b] = class_order(rows_prior)
-                found = found[order]
-                shift = shift[order] if mode & DITHER else shift
-            starts[b] += part.start
-            y[part] = found
-            if mode & DITHER:
-                dither[part] = shift
-        return cls(mode, y, dither, starts, np.array([rows.start for rows in blocks] + [plan.contexts]))
+            own = None if prior is None else prior[rows.start : rows.stop]
+            y = companding.compand(logits[rows.start : rows.stop], own)
+            flat = none if own is None else own.ravel()
+            count = _sift(y.ravel(), flat, CLASS_OF, least, seen, starts[b], found, kinds, ranks, order)
+            if rest.size:
+                _rest(y, least, rest[rows.start : rows.stop])
+            places = found[order[:count]]
+            shift = dither_of(plan, rows).ravel()[places] if mode & DITHER else np.empty(0, np.float32)
+            parts.append((y.ravel()[places], ranks[order[:count]], shift))
+        starts[1:] += np.cumsum(starts[:-1, -1])[:, None]
+        joined = [np.concatenate(part) if len(part) > 1 else part[0] for part in zip(*parts, strict=True)]
+        bounds = np.array([rows.start for rows in blocks] + [plan.contexts])
+        return cls(mode, finest, *joined, starts, seen, bounds, rest)
 
     @property
     def groups(self) -> int:
         """Give the number of groups of classes in use."""
-        used = np.diff(self.starts, axis=1)[:, : GROUPS * PER_GROUP].any(axis=0)
+        used = self.totals[: GROUPS * PER_GROUP] > 0
         return int(used.reshape(GROUPS, PER_GROUP).any(axis=1).sum())
 
-    def code(self, step: int, room: int, plan: Plan) -> tuple[int, bytes]:
-        """Code with a step: give the length and the code; beyond a quarter more than `room` the length is a guess."""
-        size, contexts = step_size(step), int(self.rows[-1])
+    def length(self, step: int, room: int, plan: Plan) -> int:
+        """Tell the length of the code with a step: of a long one nearly, never less; and no more than that it is too long."""
+        if room < _ESTIMATE:
+            return len(self.code(step, 2 * room + 64, plan)) or 3 * room + 64
+        bits, _ = self._model(step, self._quantize(step), plan, np.empty(0, np.int64), 16.0 * room)
+        return int(bits / 8) + 9
+
+    def code(self, step: int, room: int, plan: Plan) -> bytes:
+        """Code with a step; nothing, if it does not fit into `room` bytes."""
+        quantized = self._quantize(step)
+        records = np.empty(2 * quantized[-1][-1, -1] + tokens.CLASSES + len(self.rest), np.int64)
+        bits, used = self._model(step, quantized, plan, records, 8.0 * room)
+        if bits > 8 * room:
+            return b""
+        out = np.empty(room, np.uint8)
+        if is_small(plan):
+            length = small.write(records[:used], out)
+            return out[room - length :].tobytes() if length >= 0 else b""
+        front, back = ans.write(records[:used], out)
+        return out[:front].tobytes() + out[room - back :].tobytes() if front >= 0 else b""
+
+    def _quantize(self, step: int) -> tuple[Array, Array, Array]:
+        """Give symbols that are not zero, gaps, and where each class of a block ends among them."""
+        classes = tokens.CLASSES - 1
+        symbols, gaps = np.empty(self.y.size, np.int32), np.empty(self.y.size + classes, np.int64)
+        ends = np.empty((len(self.starts), classes), np.int64)
+        scale = 1 / step_size(step), rounding(self.mode, step)
+        tokens.collect(self.y, self.rank, self.shift, self.starts, self.totals, *scale, symbols, gaps, ends)
+        return symbols, gaps, ends
+
+    def _model(
+        self, step: int, quantized: tuple[Array, Array, Array], plan: Plan, records: Array, most: float
+    ) -> tuple[float, int]:
         tails = np.empty(0, np.int32)
-        if not self.mode & (PRIOR | DITHER):
-            tails = np.empty(contexts, np.int32)
-            companding.tails(self.y.reshape(contexts, -1), 1 / size, rounding(self.mode, step), tails)
-        out = np.empty(room + room // 4 + 8, np.uint8)
-        models = first_models(plan)
-        written = rangecoder.encode(
-            self.y, self.dither, self.starts, tails, self.rows, 1 / size, rounding(self.mode, step), models, out
+        if self.rest.size:
+            tails = np.empty(self.rest.size, np.int32)
+            scale = 1 / step_size(step), rounding(self.mode, step)
+            companding.tails(self.y, self.rank, plan.vocab, *scale, self.rest, tails)
+        models = tokens.new_models(self.totals, most_symbols(step), tables(plan), decoder=False)
+        found: tuple[float, int] = tokens.model(
+            *quantized, self.totals, tails, self.rows, *models, records, most, tokens.COST
         )
-        if written > out.size:
-            return 2 * room, b""
-        code = rangecoder.trim(out, written)
-        return len(code), code
+        return found
 
     def measure(self, step: int) -> Table:
-        """Measure what the cells of a step hold."""
+        """Measure what the cells of a step hold; this must hold all values."""
         return companding.measure(self.y, self.starts, self.mode, step_size(step), rounding(self.mode, step))
 
 
 class Reader:
-    """Read a payload block by block."""
+    """Read a payload block by block; `counts` are `class_counts` of its prior, if they are known."""
 
-    def __init__(self, payload: bytes | memoryview, plan: Plan) -> None:
+    def __init__(self, payload: bytes | memoryview, plan: Plan, counts: npt.NDArray[np.int64] | None = None) -> None:
         if not 0 < len(payload) <= plan.budget_bytes:
             raise FrameError(f"payload must have at most {plan.budget_bytes} bytes, got {len(payload)}")
         self.plan = plan
         self.head, length = Head.from_bytes(payload)
-        self.prior = checked(plan) if self.head.mode & PRIOR else None
+        self.prior = plan.prior if self.head.mode & PRIOR else None
         if self.head.mode & PRIOR and self.prior is None:
             raise FrameError("payload is coded against a prior, and the plan has none")
-        self.data = np.frombuffer(payload, np.uint8, offset=length)
-        totals = np.zeros(rangecoder.CLASSES, np.int64)
-        if self.prior is None:
-            totals[0] = plan.contexts * plan.vocab
-        else:
-            found = class_totals(self.prior)
-            totals[: len(found)] = found
-        self.models = first_models(plan)
-        self.state = rangecoder.new_decoder(totals)
+        if counts is None or self.prior is None:
+            checked(plan)
+            counts = class_counts(self.prior, plan)
+        self.counts, totals = counts, counts.sum(axis=0)
+        data, kind = np.frombuffer(payload, np.uint8, offset=length), small.Decoder if is_small(plan) else ans.Decoder
+        self.decoder = kind(data, totals, most_symbols(self.head.step), tables(plan))
+        self.number = 0
+        if not self.decoder.sound:
+            raise FrameError("payload's code does not begin as any does: it is cut, or has bytes too many")
 
     @property
     def tables(self) -> npt.NDArray[np.int32]:
         """Give what the coder has learnt, for the next round to begin with."""
-        return rangecoder.table_of(self.models)
+        return tokens.learnt(self.decoder.models)
 
-    def block(
-        self, rows: range, ordered: tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]] | None = None
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Give the coordinates of the next block that are not zero, their symbols, and the contexts' tails."""
-        size = len(rows) * self.plan.vocab
-        order, starts = None, np.array([0, *[size] * rangecoder.CLASSES])
-        if self.prior is not None:
-            order, starts = ordered or class_order(self.prior[rows.start : rows.stop])
-        places, symbols = np.empty(size, np.int32), np.empty(size, np.int32)
-        count = rangecoder.decode(self.data, self.state, starts, self.models, places, symbols)
+    def next(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Give where in the coder's order the symbols of the next block that are not zero lie, and what they are."""
+        counts = self.counts[self.number]
+        self.number += 1
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        places, symbols = np.empty(starts[-1], np.int32), np.empty(starts[-1], np.int32)
+        count = self.decoder.block(starts, places, symbols)
         if count < 0:
             raise FrameError("payload holds a gap beyond its last coordinate")
-        places, symbols = places[:count], symbols[:count]
-        tails = np.full(len(rows), -1, np.int32)
-        if order is not None:
-            places = order[places]
-        elif not self.head.mode & DITHER:
-            counts = np.bincount(places // self.plan.vocab, minlength=len(rows))
+        return places[:count], symbols[:count]
+
+    def tails(self, places: npt.NDArray[np.int32], contexts: int) -> npt.NDArray[np.int32]:
+        """Give the masses of the block's tails, -1 where there is none; after its symbols, which lie at `places`."""
+        tails = np.full(contexts, -1, np.int32)
+        if not self.head.mode & (PRIOR | DITHER):
+            counts = np.bincount(places // self.plan.vocab, minlength=contexts)
             wanted = (counts > 0) & (counts < self.plan.vocab)
-            if not rangecoder.decode_tails(self.data, self.state, self.models, wanted, tails):
+            if not self.decoder.tails(wanted, tails):
                 raise FrameError("payload states the mass of a tail that cannot be")
-        if rows.stop == self.plan.contexts and not rangecoder.ended(self.data, self.state):
+        return tails
+
+    def end(self) -> None:
+        """Refuse a payload that does not end where its last symbol does."""
+        if not self.decoder.ended():
             raise FrameError("payload does not end with its last symbol")
+
+    def block(self, rows: range, order: Array | None = None) -> tuple[Array, Array, Array]:
+        """Give the coordinates of the next block that are not zero, their symbols, and the contexts' tails."""
+        places, symbols = self.next()
+        tails = self.tails(places, len(rows))
+        if self.prior is not None:
+            order = class_order(self.prior[rows.start : rows.stop])[0] if order is None else order
+            places = order[places]
+        if rows.stop == self.plan.contexts:
+            self.end()
         return places, symbols, tails

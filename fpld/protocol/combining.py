@@ -10,12 +10,12 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from fpld import combine as rules
-from fpld.codecs import Adding, decode_blocks
+from fpld.codecs import Adding, Summing, decode_blocks
 from fpld.codecs.base import Sequential
 from fpld.theory import softmax, weighted_bracket
 
@@ -104,6 +104,8 @@ class Replies:
         linear = self.rule in (rules.mean, rules.precision)
         if linear and isinstance(self.codec, Adding) and not (self.own or observer.samples or observer.squares):
             return _side_by_side(partial(self._sum, self.codec, target), split(contexts, vocab, _SUMS), threads)
+        if self.rule in (rules.mean, rules.mixture) and not (self.own or observer.squares) and self._shares():
+            return self._summed(target, observer, threads or len(os.sched_getaffinity(0)))
         blocks = split(contexts, vocab * (len(self.plans) if rules.stacks(self.rule) else 1))
         if isinstance(self.codec, Sequential):
             streams = (decode_blocks(self.codec, *pair, blocks) for pair in self._pairs())
@@ -127,6 +129,26 @@ class Replies:
         total /= np.float32(len(self.plans)) if weights is None else weights.astype(np.float32)
         bracket = weighted_bracket(softmax(total[: len(noise)]), noise / len(self.plans) ** 2)
         return _Part(noise_of, np.zeros(len(self.plans)), bracket, len(noise))
+
+    def _shares(self) -> bool:
+        """Say whether the codec can add the nodes up from the start to the end."""
+        together = all(plan.prior is self.plans[0].prior for plan in self.plans)
+        return together and isinstance(self.codec, Summing) and not getattr(self.codec, "strict", False)
+
+    def _summed(self, target: Floats32, observer: Observer, threads: int) -> Iterator[_Part]:
+        """Let the codec add the nodes up, or their probabilities."""
+        count, mixture = len(self.plans), self.rule is rules.mixture
+        codec = cast("Summing", self.codec)
+        for part in codec.sums(self.payloads, self.plans, sample=_SAMPLE, mixture=mixture, threads=threads):
+            rows, some = part.rows, part.values.shape[1]
+            mean = (part.total / count).astype(np.float32)
+            target[rows.start : rows.stop] = np.log(mean) if mixture else mean
+            combined = softmax(target[rows.start : rows.start + some])
+            bracket = weighted_bracket(combined, part.variance.sum(axis=0, dtype=np.float64) / count**2)
+            sample = None
+            if observer.samples and some:
+                sample = Sample(range(rows.start, rows.start + some), part.values, part.variance, combined)
+            yield _Part(part.noise, np.zeros(count), bracket, some, sample)
 
     def _apply(self, target: Floats32, observer: Observer, rows: range, replies: Iterable[Decoded]) -> _Part:
         """Apply the rule node by node."""
