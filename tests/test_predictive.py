@@ -132,9 +132,7 @@ def code_integers(values: np.ndarray[Any, Any], kind: int, few: bool = False) ->
     none, totals = np.empty(0, np.float32), totals_of(values.size, kind)
     symbols, gaps = np.empty(values.size, np.int32), np.empty(values.size + classes, np.int64)
     ends = np.empty((2, classes), np.int64)
-    tokens.collect(
-        values, np.arange(values.size, dtype=np.uint32), none, starts, totals, 1.0, 0.5, symbols, gaps, ends
-    )
+    tokens.collect(values, np.arange(values.size, dtype=np.uint32), none, starts, totals, 1.0, 0.5, symbols, gaps, ends)
     models = tokens.new_models(totals, tokens.LARGEST, None, decoder=False)
     records, out = np.empty(2 * values.size + tokens.CLASSES, np.int64), np.empty(8 * values.size + 64, np.uint8)
     bits, used = tokens.model(
@@ -212,7 +210,13 @@ def test_every_cut_and_every_flip_in_the_head_is_refused_or_decodes_to_finite_va
             continue
 
 
-@pytest.mark.parametrize(("contexts", "golden"), [(4, "010b1048d17505c4ca5de96c4c2604f6286e1603352bf8ed4d9d3b821dbf"), (300, "2d7ab02660749d6327d93be53d77d3325e0af69689014bf58f4dd2e8e7383203")])
+@pytest.mark.parametrize(
+    ("contexts", "golden"),
+    [
+        (4, "010b1048d17505c4ca5de96c4c2604f6286e1603352bf8ed4d9d3b821dbf"),
+        (300, "2d7ab02660749d6327d93be53d77d3325e0af69689014bf58f4dd2e8e7383203"),
+    ],
+)
 def test_golden_payload(contexts: int, golden: str) -> None:
     """These bytes are the format, of a small code and of a large one: a change here is a new version of the wire."""
     plan = make_plan(contexts=contexts, vocab=8, bits=60.0, clip=None, prior=make_prior(np.zeros((contexts, 8))))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # A decoder's state: those of gaps and sizes, words and raw words read, raw bits in hand and how many, the last tail.
 _STATES, _WORDS, _RAWS, _HELD, _INHAND, _TAIL = 0, 2, 3, 4, 5, 6
+_u = np.uint64  # as an index it is not asked whether it counts from the end
 _NEXT = 8  # then each class has its next place that is not zero, how many have been seen, and the last sign
 
 
@@ -119,14 +120,14 @@ class Decoder:
 @inlined
 def _word(words: Any, at: int) -> int:
     """Give a word; past the end come zeros, which `ended` finds out."""
-    return np.int64(words[min(at, words.size - 1)])
+    return np.int64(words[_u(min(at, words.size - 1))])
 
 
 @inlined
 def _fill(raws: Any, at: int, held: int, inhand: int) -> tuple[int, int, int]:
     """Have thirty raw bits in hand at least."""
     if inhand < 31:
-        held |= np.int64(raws[min(at, raws.size - 1)]) << inhand
+        held |= np.int64(raws[_u(min(at, raws.size - 1))]) << inhand
         inhand += 32
         at += 1
     return at, held, inhand
@@ -198,39 +199,39 @@ def _decode(
         gap_slots, size_slots, due_sizes = slots[c, 0], slots[c, 1:], pace[c, 1:, 0]
         due, sign = pace[c, 0, 0], state[_NEXT + 2 * classes + c]
         while following < end:
-            token = np.int64(size_slots[sign, sizes & (ONE - 1)])
-            place = GAPS + sign * SIZES + token
+            token = np.int64(size_slots[_u(sign), _u(sizes & (ONE - 1))])
+            place = _u(GAPS + sign * SIZES + token)
             sizes = after(sizes, frequencies[place], below[place])
             wide = sizes << 16 | _word(words, at)
             low = sizes < LOW
             sizes, at = wide if low else sizes, at + low
             counts[place] += COUNT
-            due_sizes[sign] -= 1
-            if due_sizes[sign] == 0:
+            due_sizes[_u(sign)] -= 1
+            if due_sizes[_u(sign)] == 0:
                 renew(tables, pace, slots, c, 1 + sign)
             sign = token & 1
             raw, held, inhand = _fill(raws, raw, held, inhand)
-            e = EXTRA[(token >> 1) + 1]
-            size = NUMBER[(token >> 1) + 1] + (held & ((1 << e) - 1)) + 1
+            e = EXTRA[_u((token >> 1) + 1)]
+            size = NUMBER[_u((token >> 1) + 1)] + (held & ((1 << e) - 1)) + 1
             held >>= e
             inhand -= e
-            places[n] = following + shift
-            symbols[n] = -size if sign else size
+            places[_u(n)] = following + shift
+            symbols[_u(n)] = -size if sign else size
             n += 1
             following += 1
             if following < total:  # the gap to the next
-                token = np.int64(gap_slots[gaps & (ONE - 1)])
-                gaps = after(gaps, frequencies[token], below[token])
+                token = np.int64(gap_slots[_u(gaps & (ONE - 1))])
+                gaps = after(gaps, frequencies[_u(token)], below[_u(token)])
                 wide = gaps << 16 | _word(words, at)
                 low = gaps < LOW
                 gaps, at = wide if low else gaps, at + low
-                counts[token] += COUNT
+                counts[_u(token)] += COUNT
                 due -= 1
                 if due == 0:
                     due = renew(tables, pace, slots, c, 0)
                 raw, held, inhand = _fill(raws, raw, held, inhand)
-                e = EXTRA[token]
-                gap = NUMBER[token] + (held & ((1 << e) - 1))
+                e = EXTRA[_u(token)]
+                gap = NUMBER[_u(token)] + (held & ((1 << e) - 1))
                 held >>= e
                 inhand -= e
                 following += gap
@@ -245,9 +246,7 @@ def _decode(
 
 
 @kernel
-def _tails(
-    words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any
-) -> bool:
+def _tails(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any) -> bool:
     """Decode the tails of a block."""
     for row in range(wanted.size):
         if wanted[row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,7 @@ from fpld.codecs import companding
 from fpld.codecs.head import DITHER, PRIOR, START_BYTES, STEPS, TABLES, Head, table_bytes
 from fpld.codecs.prior import checked
 from fpld.codecs.ratecontrol import finest
-from fpld.codecs.symbols import Material, Reader, block_ranges, dither_of
+from fpld.codecs.symbols import Material, Reader, block_ranges, dither_of, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,9 @@ SAMPLE = 1 << 17  # coordinates that the choice of a mode looks at
 _DITHER_GAIN = 0.8  # what dither must win if all nodes agree: it loses where they do not
 _NEIGHBOURS = 4  # nodes that a node takes to be like itself when it judges the gain
 _CHUNK = 1 << 15  # coordinates at a time that stay in the cache
-_MARGIN = 64  # steps: so much finer than on some contexts it may get on all
+_ESTIMATE = 1 << 14  # bytes from which on a code is written only once
+_NEAR = 16  # steps over which the slope is measured
+_MARGIN = 128  # steps: so much finer than on some contexts it may get on all
 _TABLES = 8  # times their length: payloads for which tables are worth their place
 
 
@@ -59,17 +62,21 @@ class _Trial(NamedTuple):
     step: int
     material: Material
     payload: bytes
+    slope: float  # of the logarithm of its length, by step
 
 
 def _trial(logits: Reals, plan: Plan, mode: int) -> _Trial:
     """Code with a mode; give the loss that is to be expected of it."""
     material = Material.prepare(logits, plan, mode)
-    step, payload = _fill(material, material, plan, None)
+    step, payload = _fill(material, plan, None)
+    most = 4 * plan.budget_bytes
+    here, there = (material.records(near, plan, most)[0] for near in (step, min(step + _NEAR, STEPS)))
+    slope = max(math.log(max(here, 1) / max(there, 1)) / _NEAR, 1e-4)
     if mode & DITHER and payload:
         found = loss(logits, _mean_of_slots(logits, plan, Head(mode, step))) / _DITHER_GAIN
     else:
         found = loss(logits, np.concatenate([values for values, _ in blocks(payload, plan)]))
-    return _Trial(found, mode, step, material, payload)
+    return _Trial(found, mode, step, material, payload, slope)
 
 
 def _mean_of_slots(logits: Reals, plan: Plan, head: Head) -> npt.NDArray[np.float32]:
@@ -104,17 +111,20 @@ def _sample(logits: Reals, plan: Plan) -> tuple[Reals, Plan]:
 
 def _encode(logits: Reals, plan: Plan, trial: _Trial) -> bytes:
     """Code all contexts, in the way that was tried on some; only what may be more than zero is kept meanwhile."""
-    finest = max(trial.step - _MARGIN, 1)
-    material = Material.prepare(logits, plan, trial.mode, finest)
-    step, payload = _fill(material, trial.material, plan, trial.step)
-    if step <= finest:  # the contexts that were tried were harder than the others
-        material = Material.prepare(logits, plan, trial.mode)
-        _, payload = _fill(material, trial.material, plan, step)
-    return payload
+    step = trial.step
+    while True:
+        least = max(step - _MARGIN, 0)
+        material = Material.prepare(logits, plan, trial.mode, least)
+        step, payload = _fill(material, plan, trial._replace(step=step))
+        if step > least or step == 0:
+            return payload  # otherwise the contexts that were tried were much harder than the others
 
 
-def _fill(material: Material, measured: Material, plan: Plan, guess: int | None) -> tuple[int, bytes]:
-    """Code with the finest step that fits; give the step and the payload, empty if nothing fits."""
+def _fill(material: Material, plan: Plan, trial: _Trial | None) -> tuple[int, bytes]:
+    """Code with the finest step that fits; give the step and the payload, empty if nothing fits.
+
+    `trial` is what some contexts have shown; without it these are they.
+    """
     mode, extra = material.mode, table_bytes(material.groups)
     # Under dither the error is known without measuring.
     if not mode & DITHER and plan.budget_bytes >= _TABLES * extra:
@@ -122,13 +132,27 @@ def _fill(material: Material, measured: Material, plan: Plan, guess: int | None)
     room = plan.budget_bytes - START_BYTES - (extra if mode & TABLES else 0)
     if room <= 0:
         return STEPS - 1, b""
-    step = finest(lambda step: material.length(step, room, plan), room, range(material.finest, STEPS), guess)
-    code = b""
-    while step is not None and not code and step < STEPS:
-        code = material.code(step, room, plan)
-        step += not code  # an estimate of the length that was too short: never seen
-    if step is None or not code:
+    found: dict[int, bytes | tuple[float, Array]] = {}
+
+    def length(step: int) -> int:
+        bits, records = material.records(step, plan, 2 * room)
+        if room >= _ESTIMATE:  # nearly, and never less: writing it would take as long again
+            found[step] = bits, records
+            size = int(bits / 8) + 9
+        else:
+            found[step] = code = written(bits, records, plan, 2 * room + 64)
+            size = len(code) or 3 * room + 64
+        if size > room:
+            del found[step]
+        return size
+
+    steps, guess = range(material.finest, STEPS), None if trial is None else trial.step
+    step = finest(length, room, steps, guess, *(() if trial is None else (trial.slope,)))
+    if step is None:
         return STEPS - 1, b""
+    kept = found[step]
+    code = kept if isinstance(kept, bytes) else written(*kept, plan, room)
+    measured = material if trial is None else trial.material
     head = Head(mode, step, measured.measure(step)) if mode & TABLES else Head(mode, step)
     return step, head.to_bytes() + code
 

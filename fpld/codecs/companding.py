@@ -78,9 +78,7 @@ def _to_prior(quarter: Any, scale: Any, prior: Any, roots: Any) -> None:
 
 
 @kernel
-def tails(
-    y: Any, rank: Any, vocab: int, inverse: float, rounding: float, rest: Any, out: Any
-) -> None:
+def tails(y: Any, rank: Any, vocab: int, inverse: float, rounding: float, rest: Any, out: Any) -> None:
     """Give each context's mass below the step, as its number; -1 where nothing else is sent, or all is.
 
     `y` at `rank` of its coordinates is what may be above it; `rest` is the mass of the others.
@@ -101,7 +99,9 @@ def tails(
 
 
 @kernel
-def _measure(y: Any, first: int, last: int, every: int, inverse: float, rounding: float, scale: float, out: Any) -> None:
+def _measure(
+    y: Any, first: int, last: int, every: int, inverse: float, rounding: float, scale: float, out: Any
+) -> None:
     """Add count, sum and sum of squares to out [3, 3].
 
     Of log(p / pi) at zeros (without a prior, of log p weighed by p); of |y| / step - |q| at ones, and at more.

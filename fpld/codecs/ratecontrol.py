@@ -9,14 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FULL = 0.996  # of the room: fine enough
-_SLOPE = 1 / 200  # by which the logarithm of a length falls with a step, about
+_AIM = 0.002  # in logarithms below the room: in the middle of what is fine enough
+_SLOPE = 1 / 300  # by which the logarithm of a length falls from step to step, about
 
 
-def finest(length: Callable[[int], int], room: int, steps: range, guess: int | None) -> int | None:
+def finest(
+    length: Callable[[int], int], room: int, steps: range, guess: int | None, slope: float = _SLOPE
+) -> int | None:
     """Give the least of the step numbers whose code fits into `room` bytes, or one that all but fills it.
 
-    `length` gives the length for a step; lengths fall as steps grow, nearly so. Supposing that they do, the next trial
-    is where the logarithm of the length, as far as it is known, meets the room.
+    `length` gives the length for a step; lengths fall as steps grow, nearly so, by `slope` in their logarithm if that is
+    known. Supposing that they do, the next trial is where the logarithm of the length, as far as it is known, meets the
+    room. What is given was the last to be tried of all that fit.
     """
     low, high = steps.start - 1, steps.stop  # does not fit; fits
     below, above = math.nan, math.nan  # logarithms of length over room
@@ -32,12 +36,11 @@ def finest(length: Callable[[int], int], room: int, steps: range, guess: int | N
                 break
         else:
             low, below = at, fill
-        if low >= steps.start and high < steps.stop and high - low > 16 and below - above < 3:
-            # A little to the side that fits: a trial that does not fit is wasted.
-            at = low + 1 + round((high - low) * (below + 0.001) / (below - above))
+        if low >= steps.start and high < steps.stop and below - above < 3:
+            at = low + round((high - low) * (below + _AIM) / (below - above))
         elif (low >= steps.start and high < steps.stop) or guess is None:
             at = (low + high) // 2
         else:
-            at += round(reach * fill / _SLOPE) + (1 if fill > 0 else -1)
-            reach *= 2
+            at += round(reach * (fill + _AIM) / slope) + (1 if fill > 0 else -1)
+            reach *= 1.5
     return high if high < steps.stop else None

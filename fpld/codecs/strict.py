@@ -8,16 +8,16 @@ auditors want the same share for every context this is it; pooled bits (`predict
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fpld.codecs import companding, small, tokens
 from fpld.codecs.coding import loss
 from fpld.codecs.head import PRIOR, STEPS, Head, most_symbols
-from fpld.codecs.prior import checked
+from fpld.codecs.prior import CLASSES, Prior, checked
 from fpld.codecs.ratecontrol import finest
-from fpld.codecs.symbols import class_order, tables
+from fpld.codecs.symbols import class_order
 from fpld.errors import FrameError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _NUMBERS, _NOTHING = 255, 255  # steps that a byte can name; the one that says that nothing is sent
 _STRIDE = STEPS // _NUMBERS
+_BITS_A_CLASS = 64  # of a context
+_SLOPE = 0.06  # small trials: tables that have learnt one step find others far from it longer than they are
 _SAMPLE = 32  # contexts that the choice of a mode looks at
 
 
@@ -75,15 +77,55 @@ def check(payload: bytes | memoryview, plan: Plan) -> None:
         pass
 
 
+class _Layout(NamedTuple):
+    """A context's coordinates in the coder's order, where each class starts, and how many it has."""
+
+    order: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    totals: npt.NDArray[np.int64]
+
+    @property
+    def rank(self) -> npt.NDArray[np.uint32]:
+        """Give where in its class each coordinate lies."""
+        within = np.arange(self.order.size) - np.repeat(self.starts[:-1], np.diff(self.starts))
+        return within.astype(np.uint32)
+
+
+def _layout(own: Prior | None, plan: Plan) -> _Layout:
+    """Order a context: against a prior by class, and in as many classes as its bits pay for."""
+    if own is None:
+        order, starts = np.arange(plan.vocab, dtype=np.int32), np.array([0, plan.vocab])
+    else:
+        order, all_starts = class_order(own)
+        starts = all_starts[np.minimum(np.arange(_classes(plan) + 1) * CLASSES // _classes(plan), CLASSES)]
+    return _Layout(order, starts, np.append(np.diff(starts), 0))
+
+
+def _classes(plan: Plan) -> int:
+    """Each class costs a few bits in every context."""
+    return int(min(max(plan.bits // _BITS_A_CLASS, 1), 16))
+
+
+def _models(plan: Plan, mode: int, decoder: bool) -> tokens.Models:
+    """Make models that go on from context to context: any class may hold all coordinates."""
+    totals = np.full((_classes(plan) if mode & PRIOR else 1) + 1, plan.vocab)
+    return tokens.new_models(totals, 1, None, decoder)
+
+
+def _limit(models: tokens.Models, step: int) -> None:
+    for c in range(len(models.tables) - 1):
+        tokens.limit_sizes(most_symbols(step), *models, c)
+
+
 def _encode(logits: Reals, plan: Plan, mode: int, places: list[int]) -> bytes:
     out = bytearray(places[-1])
     out[0] = mode
     prior, guess = (plan.prior if mode & PRIOR else None), None
-    models = tokens.new_models(_totals(plan.vocab), 1, tables(plan), decoder=False)
+    models = _models(plan, mode, decoder=False)
     for row, (start, stop) in enumerate(pairwise(places)):
         own = None if prior is None else prior[row : row + 1]
-        y = companding.compand(logits[row : row + 1], own)
-        found = _best(y[0] if own is None else y[0, class_order(own)[0]], mode, stop - start - 1, models, guess)
+        y, layout = companding.compand(logits[row : row + 1], own), _layout(own, plan)
+        found = _best(y[0, layout.order], layout, mode, stop - start - 1, models, guess)
         if found is None:
             out[start] = _NOTHING
             continue
@@ -94,31 +136,31 @@ def _encode(logits: Reals, plan: Plan, mode: int, places: list[int]) -> bytes:
 
 
 def _best(
-    y: npt.NDArray[np.float32], mode: int, room: int, models: tokens.Models, guess: int | None
+    y: npt.NDArray[np.float32], layout: _Layout, mode: int, room: int, models: tokens.Models, guess: int | None
 ) -> tuple[int, bytes, tokens.Models] | None:
     """Give the finest step whose code fits, the code, and what the coder has learnt then."""
     found: dict[int, tuple[bytes, tokens.Models]] = {}
-    totals, starts, rows = _totals(y.size), np.array([[0, y.size]]), np.array([0, 1])
-    rank, none = np.arange(y.size, dtype=np.uint32), np.empty(0, np.float32)
-    symbols, gaps, ends = np.empty(y.size, np.int32), np.empty(y.size + 1, np.int64), np.empty((1, 1), np.int64)
-    records, buffer = np.empty(2 * y.size + 4, np.int64), np.empty(2 * room + 16, np.uint8)
+    totals, rank, rows = layout.totals, layout.rank, np.array([0, 1])
+    symbols, gaps = np.empty(y.size, np.int32), np.empty(y.size + totals.size, np.int64)
+    ends, none = np.empty((1, totals.size - 1), np.int64), np.empty(0, np.float32)
+    records, buffer = np.empty(2 * (y.size + totals.size), np.int64), np.empty(2 * room + 16, np.uint8)
 
     def length(number: int) -> int:
         head, tails = Head(mode, _STRIDE * number), np.empty(0 if mode & PRIOR else 1, np.int32)
+        scale = 1 / head.size, head.rounding
         if tails.size:
-            companding.tails(y, rank, y.size, 1 / head.size, head.rounding, np.zeros(1), tails)
+            companding.tails(y, rank, y.size, *scale, np.zeros(1), tails)
         learnt = tokens.Models(*(part.copy() for part in models))
-        tokens.limit_sizes(most_symbols(head.step), *learnt, 0)
-        tokens.collect(y, rank, none, starts, totals, 1 / head.size, head.rounding, symbols, gaps, ends)
-        bits, used = tokens.model(
-            symbols, gaps, ends, totals, tails, rows, *learnt, records, 8.0 * buffer.size, tokens.COST
-        )
-        size = small.write(records[:used], buffer) if bits <= 8 * buffer.size else -1
+        _limit(learnt, head.step)
+        tokens.collect(y, rank, none, layout.starts[None], totals, *scale, symbols, gaps, ends)
+        most = 8.0 * buffer.size
+        bits, used = tokens.model(symbols, gaps, ends, totals, tails, rows, *learnt, records, most, tokens.COST)
+        size = small.write(records[:used], buffer) if bits <= most else -1
         if 0 <= size <= room:
             found[number] = (bytes(room - size) + buffer[buffer.size - size :].tobytes(), learnt)
         return size if size >= 0 else 3 * room
 
-    best = finest(length, room, range(_NUMBERS), guess)
+    best = finest(length, room, range(_NUMBERS), guess, _SLOPE)
     return None if best is None else (best, *found[best])
 
 
@@ -126,8 +168,7 @@ def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterato
     prior = checked(plan) if payload[0] & PRIOR else None
     if payload[0] & PRIOR and prior is None:
         raise FrameError("payload is coded against a prior, and the plan has none")
-    totals, starts = _totals(plan.vocab), np.array([0, plan.vocab])
-    models = tokens.new_models(totals, 1, tables(plan), decoder=True)
+    models = _models(plan, payload[0], decoder=True)
     at, symbols = np.empty(plan.vocab, np.int32), np.empty(plan.vocab, np.int32)
     for row, (start, stop) in enumerate(pairwise(places)):
         own = None if prior is None else prior[row : row + 1]
@@ -135,18 +176,13 @@ def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterato
             yield companding.unsent(own, (1, plan.vocab))
             continue
         head, data = Head(payload[0], _STRIDE * payload[start]), np.frombuffer(payload[start + 1 : stop], np.uint8)
-        tokens.limit_sizes(most_symbols(head.step), *models, 0)
-        decoder, tail = small.Decoder(data, totals, 0, None, models), np.full(1, -1, np.int32)
-        count = decoder.block(starts, at, symbols) if decoder.sound else -1
+        layout = _layout(own, plan)
+        _limit(models, head.step)
+        decoder, tail = small.Decoder(data, layout.totals, 0, None, models), np.full(1, -1, np.int32)
+        count = decoder.block(layout.starts, at, symbols) if decoder.sound else -1
         sound = count >= 0
         if sound and own is None:
             sound = decoder.tails(np.array([0 < count < plan.vocab]), tail)
         if not sound or not decoder.ended():
             raise FrameError(f"payload is not sound at context {row}")
-        where = at[:count] if own is None else class_order(own)[0][at[:count]]
-        yield companding.expand(where, symbols[:count], tail, own, head, (1, plan.vocab))
-
-
-def _totals(vocab: int) -> npt.NDArray[np.int64]:
-    """One class for all coordinates, one for the number of the context."""
-    return np.array([vocab, 0])
+        yield companding.expand(layout.order[at[:count]], symbols[:count], tail, own, head, (1, plan.vocab))

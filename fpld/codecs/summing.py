@@ -48,7 +48,9 @@ def _beyond(symbol: int, j: int, size: float, cells: Any) -> tuple[float, float]
 
 
 @kernel
-def _add_values(places: Any, symbols: Any, prior: Any, values: Any, spread: Any, size: float, cells: Any, total: Any) -> float:
+def _add_values(
+    places: Any, symbols: Any, prior: Any, values: Any, spread: Any, size: float, cells: Any, total: Any
+) -> float:
     """Add what symbols change; give what they change of the summed variance."""
     noise = 0.0
     for k in range(places.size):
@@ -152,7 +154,12 @@ def _sampled(plan: Plan, sample: int) -> Iterator[tuple[range, int]]:
 
 
 def _sum(
-    nodes: list[_Node], found: list[tuple[Array, Array, Array] | None], rows: range, own: Array | None, some: int, mixture: bool
+    nodes: list[_Node],
+    found: list[tuple[Array, Array, Array] | None],
+    rows: range,
+    own: Array | None,
+    some: int,
+    mixture: bool,
 ) -> Sum:
     """Add up a block."""
     vocab, sparse = nodes[0].plan.vocab, [node for node in nodes if node.sparse]
@@ -177,7 +184,9 @@ def _sum(
             noise[k] = more + float((tally @ node.spread[:, FEW].astype(np.float64)).sum())
             if some:
                 few = places < some * vocab
-                seen[:, k] = companding.expand(places[few], symbols[few], block[2], own[:some], node.reader.head, (some, vocab))
+                seen[:, k] = companding.expand(
+                    places[few], symbols[few], block[2], own[:some], node.reader.head, (some, vocab)
+                )
         else:
             values, variance = expanded(block, node.reader, node.plan, rows)
             total += softmax(values) if mixture else values

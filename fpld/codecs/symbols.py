@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 18
 _SMALL = 2048  # bytes of budget up to which a code is small
-_ESTIMATE = 1 << 14  # bytes from which on the length of a code is told without writing it
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Order = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int64]"]
@@ -191,7 +190,7 @@ class Material:
     def prepare(cls, logits: Reals, plan: Plan, mode: int, finest: int = 0) -> Material:
         """Compand and order logits [m, V]."""
         blocks = block_ranges(plan)
-        prior = checked(plan) if mode & PRIOR else None
+        prior = plan.prior if mode & PRIOR else None
         least = 0.0 if mode & DITHER or finest == 0 else (1 - rounding(mode, finest)) * step_size(finest)
         starts = np.zeros((len(blocks), tokens.CLASSES + 1), np.int64)
         seen, rest = np.zeros(tokens.CLASSES, np.int64), np.zeros(0 if mode & (PRIOR | DITHER) else plan.contexts)
@@ -220,26 +219,12 @@ class Material:
         used = self.totals[: GROUPS * PER_GROUP] > 0
         return int(used.reshape(GROUPS, PER_GROUP).any(axis=1).sum())
 
-    def length(self, step: int, room: int, plan: Plan) -> int:
-        """Tell the length of the code with a step: of a long one nearly, never less; and no more than that it is too long."""
-        if room < _ESTIMATE:
-            return len(self.code(step, 2 * room + 64, plan)) or 3 * room + 64
-        bits, _ = self._model(step, self._quantize(step), plan, np.empty(0, np.int64), 16.0 * room)
-        return int(bits / 8) + 9
-
-    def code(self, step: int, room: int, plan: Plan) -> bytes:
-        """Code with a step; nothing, if it does not fit into `room` bytes."""
+    def records(self, step: int, plan: Plan, most: int) -> tuple[float, Array]:
+        """Give the bits that a step takes, and the records of its tokens; no more than that they are beyond `most` bytes."""
         quantized = self._quantize(step)
         records = np.empty(2 * quantized[-1][-1, -1] + tokens.CLASSES + len(self.rest), np.int64)
-        bits, used = self._model(step, quantized, plan, records, 8.0 * room)
-        if bits > 8 * room:
-            return b""
-        out = np.empty(room, np.uint8)
-        if is_small(plan):
-            length = small.write(records[:used], out)
-            return out[room - length :].tobytes() if length >= 0 else b""
-        front, back = ans.write(records[:used], out)
-        return out[:front].tobytes() + out[room - back :].tobytes() if front >= 0 else b""
+        bits, used = self._model(step, quantized, plan, records, 8.0 * most)
+        return bits, records[:used]
 
     def _quantize(self, step: int) -> tuple[Array, Array, Array]:
         """Give symbols that are not zero, gaps, and where each class of a block ends among them."""
@@ -267,6 +252,18 @@ class Material:
     def measure(self, step: int) -> Table:
         """Measure what the cells of a step hold; this must hold all values."""
         return companding.measure(self.y, self.starts, self.mode, step_size(step), rounding(self.mode, step))
+
+
+def written(bits: float, records: Array, plan: Plan, room: int) -> bytes:
+    """Write records as a code; nothing, if that does not fit into `room` bytes."""
+    if bits > 8 * room:
+        return b""
+    out = np.empty(room, np.uint8)
+    if is_small(plan):
+        length = small.write(records, out)
+        return out[room - length :].tobytes() if length >= 0 else b""
+    front, back = ans.write(records, out)
+    return out[:front].tobytes() + out[room - back :].tobytes() if front >= 0 else b""
 
 
 class Reader:
