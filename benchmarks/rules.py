@@ -72,7 +72,8 @@ def wikipedia() -> Config:
 
 def alike() -> Config:
     """Give the hospitals with abstracts of all specialties dealt at random: nodes that do not differ."""
-    return change(hospitals(), data={"split": "iid"})
+    parts = [NodeSection(name=f"part {number}", bits=1.0) for number in range(1, 6)]
+    return change(hospitals(), data={"split": "iid"}, nodes=parts)
 
 
 CORPORA: dict[str, Callable[[], Config]] = {
