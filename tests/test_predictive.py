@@ -189,7 +189,7 @@ def test_every_cut_and_every_flip_in_the_head_is_refused_or_decodes_to_finite_va
     logits, prior = scene()
     plan = make_plan(contexts=M, vocab=V, bits=0.2 * V, clip=None, prior=prior)
     payload = CODEC.encode(logits[0], plan)
-    with pytest.raises(FrameError, match="does not (begin|end)|beyond"):
+    with pytest.raises(FrameError, match=r"does not (begin|end)|beyond"):
         CODEC.decode(payload + b"\0", plan)
     with pytest.raises(FrameError, match="at most"):
         CODEC.decode(payload + bytes(plan.budget_bytes), plan)

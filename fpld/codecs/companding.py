@@ -206,7 +206,7 @@ def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> Pa
 
 
 def beyond(head: Head) -> Pair:
-    """Give what symbols above one are offset by against each integer of the prior, in steps, and the variance of their y."""
+    """Give the offset of symbols above one against each integer of the prior, in steps, and the variance of their y."""
     more = head.table["more"][_GROUP_OF] / np.float32(256)
     return more.astype(np.float32), head.table["v1"][_GROUP_OF].astype(np.float32) * np.float32(head.size**2)
 

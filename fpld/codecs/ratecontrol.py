@@ -18,9 +18,8 @@ def finest(
 ) -> int | None:
     """Give the least of the step numbers whose code fits into `room` bytes, or one that all but fills it.
 
-    `length` gives the length for a step; lengths fall as steps grow, nearly so, by `slope` in their logarithm if that is
-    known. Supposing that they do, the next trial is where the logarithm of the length, as far as it is known, meets the
-    room. What is given was the last to be tried of all that fit.
+    `length` gives the length for a step; lengths fall as steps grow, nearly so, by `slope` in their logarithm. Supposing
+    that they do, the next trial is where the logarithm of the length, as far as it is known, meets the room. What is given was the last to be tried of all that fit.
     """
     low, high = steps.start - 1, steps.stop  # does not fit; fits
     below, above = math.nan, math.nan  # logarithms of length over room

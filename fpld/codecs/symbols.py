@@ -135,8 +135,8 @@ def _sift(
 ) -> int:
     """Find the values of a block of at least `least`; give how many.
 
-    `seen` counts the coordinates of each class up to here. Of those found, `places` and `ranks` say where they lie in the
-    block and in their class; `order` sorts them by class, and `starts` [CLASSES + 1] takes where each begins.
+    `seen` counts the coordinates of each class up to here. Of those found, `places` and `ranks` say where they lie
+    in the block and in their class; `order` sorts them by class, and `starts` [CLASSES + 1] takes where each begins.
     """
     n = 0
     for i in range(y.size):
@@ -211,7 +211,8 @@ class Material:
         starts[1:] += np.cumsum(starts[:-1, -1])[:, None]
         joined = [np.concatenate(part) if len(part) > 1 else part[0] for part in zip(*parts, strict=True)]
         bounds = np.array([rows.start for rows in blocks] + [plan.contexts])
-        return cls(mode, finest, *joined, starts, seen, bounds, rest)
+        y, rank, shift = joined
+        return cls(mode, finest, y, rank, shift, starts, seen, bounds, rest)
 
     @property
     def groups(self) -> int:
@@ -220,7 +221,7 @@ class Material:
         return int(used.reshape(GROUPS, PER_GROUP).any(axis=1).sum())
 
     def records(self, step: int, plan: Plan, most: int) -> tuple[float, Array]:
-        """Give the bits that a step takes, and the records of its tokens; no more than that they are beyond `most` bytes."""
+        """Give the bits that a step takes and its tokens' records, or no more than that it is beyond `most` bytes."""
         quantized = self._quantize(step)
         records = np.empty(2 * quantized[-1][-1, -1] + tokens.CLASSES + len(self.rest), np.int64)
         bits, used = self._model(step, quantized, plan, records, 8.0 * most)
