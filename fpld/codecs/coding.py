@@ -152,8 +152,8 @@ def _fill(material: Material, plan: Plan, trial: _Trial | None) -> tuple[int, by
     step = finest(length, room, steps, guess, *(() if trial is None else (trial.slope,)))
     if step is None:
         return STEPS - 1, b""
-    if kept[0][0] < _TIED * room and step > steps.start and mode & (PRIOR | DITHER) == PRIOR:
-        # Equal values cross a step together: with the next finer one, some of them are let go.
+    if kept[0][0] < _TIED * room and step > steps.start:
+        # Equal values cross a step together: some are to be coded with the next finer one.
         size, code = kept[0]
         if most(partial(length, step - 1), room, material.y.size) is not None and kept[0][0] > size:
             step -= 1

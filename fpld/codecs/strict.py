@@ -147,12 +147,12 @@ def _best(
 
     def length(number: int) -> int:
         head, tails = Head(mode, _STRIDE * number), np.empty(0 if mode & PRIOR else 1, np.int32)
-        scale = 1 / head.size, head.rounding
+        scale = 1 / head.size, head.rounding, y.size, 0.0, 0.0
         if tails.size:
             companding.tails(y, rank, y.size, *scale, np.zeros(1), tails)
         learnt = tokens.Models(*(part.copy() for part in models))
         _limit(learnt, head.step)
-        tokens.collect(y, rank, none, layout.starts[None], totals, *scale, y.size, 0.0, symbols, gaps, ends)
+        tokens.collect(y, rank, none, layout.starts[None], totals, *scale, symbols, gaps, ends)
         most = 8.0 * buffer.size
         bits, used = tokens.model(symbols, gaps, ends, totals, tails, rows, *learnt, records, most, tokens.COST)
         size = small.write(records[:used], buffer) if bits <= most else -1

@@ -223,37 +223,25 @@ class Material:
     def records(self, step: int, plan: Plan, most: int, cut: int | None = None) -> tuple[float, Array]:
         """Give the bits that a step takes and its tokens' records, or no more than that it is beyond `most` bytes.
 
-        From value number `cut` on, zeros are those of the next coarser step.
+        From value number `cut` on, symbols are those of the next coarser step.
         """
-        quantized = self._quantize(step, self.y.size if cut is None else cut)
-        records = np.empty(2 * quantized[-1][-1, -1] + tokens.CLASSES + len(self.rest), np.int64)
-        bits, used = self._model(step, quantized, plan, records, 8.0 * most)
-        return bits, records[:used]
-
-    def _quantize(self, step: int, cut: int) -> tuple[Array, Array, Array]:
-        """Give symbols that are not zero, gaps, and where each class of a block ends among them."""
-        classes = tokens.CLASSES - 1
+        classes, none = tokens.CLASSES - 1, np.empty(0, np.int32)
+        scale = (
+            *(1 / step_size(step), rounding(self.mode, step), self.y.size if cut is None else cut),
+            *(1 / step_size(step + 1), rounding(self.mode, step + 1)),
+        )
         symbols, gaps = np.empty(self.y.size, np.int32), np.empty(self.y.size + classes, np.int64)
-        ends = np.empty((len(self.starts), classes), np.int64)
-        scale = 1 / step_size(step), rounding(self.mode, step)
-        coarse = (1 - rounding(self.mode, step + 1)) * step_size(step + 1) / step_size(step)
+        ends, tails = np.empty((len(self.starts), classes), np.int64), none
         order = self.y, self.rank, self.shift, self.starts, self.totals
-        tokens.collect(*order, *scale, cut, coarse, symbols, gaps, ends)
-        return symbols, gaps, ends
-
-    def _model(
-        self, step: int, quantized: tuple[Array, Array, Array], plan: Plan, records: Array, most: float
-    ) -> tuple[float, int]:
-        tails = np.empty(0, np.int32)
+        count = tokens.collect(*order, *scale, symbols, gaps, ends)
         if self.rest.size:
             tails = np.empty(self.rest.size, np.int32)
-            scale = 1 / step_size(step), rounding(self.mode, step)
             companding.tails(self.y, self.rank, plan.vocab, *scale, self.rest, tails)
+        records = np.empty(2 * count + tokens.CLASSES + len(self.rest), np.int64)
         models = tokens.new_models(self.totals, most_symbols(step), tables(plan), decoder=False)
-        found: tuple[float, int] = tokens.model(
-            *quantized, self.totals, tails, self.rows, *models, records, most, tokens.COST
-        )
-        return found
+        arguments = symbols, gaps, ends, self.totals, tails, self.rows
+        bits, used = tokens.model(*arguments, *models, records, 8.0 * most, tokens.COST)
+        return bits, records[:used]
 
     def measure(self, step: int) -> Table:
         """Measure what the cells of a step hold; this must hold all values."""

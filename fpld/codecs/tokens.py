@@ -31,7 +31,7 @@ LOW = 1 << 16  # the least state of a coder
 _FIRST, _LONGEST = 4, 2048  # tokens after which a table is made anew
 COUNT = 4  # what a token adds
 _MOST = 1 << 14  # counts: beyond it all are halved
-_START = 6  # tokens that the guess is worth with which a table begins
+_NEAR_GAPS, _SMALL_SIZES = 24, (5, 5, 3, 3, 2, 2, 1, 1, 1, 1)  # what a table begins with: a guess
 _LEARNT = 192  # counts that it begins with where an earlier round has taught it
 COST = -np.log2(np.maximum(np.arange(ONE + 1), 0.5) / ONE)  # bits, by frequency
 
@@ -60,12 +60,11 @@ def first_counts(tables: Array | None, classes: int) -> Array:
     if tables is not None:
         learnt: Array = tables.reshape(CLASSES, TOKENS)[[*range(classes - 1), CLASSES - 1]]
         return (learnt * _LEARNT + (1 << 15)) >> 16
-    guess = np.empty(TOKENS)
-    guess[:GAPS] = np.where(np.arange(GAPS) < 24, 1.0, 0.25)
-    guess[GAPS:] = np.tile(np.repeat(0.6 ** np.arange(SIZES // 2), 2), 2)
-    for part in (guess[:GAPS], guess[GAPS : GAPS + SIZES], guess[GAPS + SIZES :]):
-        part *= _START / part.sum()
-    return np.tile(np.rint(COUNT * guess), (classes, 1)).astype(np.int32)
+    counts = np.zeros((classes, TOKENS), np.int32)
+    counts[:, :_NEAR_GAPS] = 1
+    for first in (GAPS, GAPS + SIZES):
+        counts[:, first : first + len(_SMALL_SIZES)] = _SMALL_SIZES
+    return counts
 
 
 def new_models(totals: Array, largest: int, tables: Array | None, decoder: bool) -> Models:
@@ -167,6 +166,7 @@ def collect(
     rounding: Any,
     cut: Any,
     coarse: Any,
+    lower: Any,
     symbols: Any,
     gaps: Any,
     ends: Any,
@@ -176,7 +176,7 @@ def collect(
     Class c of block b is y[starts[b, c] : starts[b, c + 1]]; `rank` says where in its class a value lies, others being
     zero; `dither` has y's size, or none. gaps[:classes] are those before the first symbols, -1 says that no more come;
     `ends` [blocks, classes] says how many symbols come up to the end of a class of a block. From value number `cut` on
-    what is below `coarse` steps counts as zero.
+    `coarse` and `lower` take the place of `inverse` and `rounding`.
     """
     n = 0
     classes = totals.size - 1
@@ -186,9 +186,9 @@ def collect(
             before, at = last[c], reached[c]
             for i in range(starts[b, c], starts[b, c + 1]):
                 shift = dither[i] if dither.size else 0.0
-                scaled = y[i] * inverse + shift
-                size = abs(scaled) + rounding
-                if size >= 1.0 and (i < cut or abs(scaled) >= coarse):
+                scaled = y[i] * (inverse if i < cut else coarse) + shift
+                size = abs(scaled) + (rounding if i < cut else lower)
+                if size >= 1.0:
                     gaps[classes + before if before >= 0 else c] = rank[i] - at - 1
                     at, before = np.int64(rank[i]), n
                     symbols[n] = min(np.int64(size), LARGEST)

@@ -160,11 +160,14 @@ class Replies:
         count, some = len(self.plans), _sampled(len(rows), target.shape)
         work, seen = rules.running(self.rule), _room(observer.samples, count, some, target.shape[1])
         noise, noise_of, squares = np.zeros((some, target.shape[1])), np.zeros(count), np.zeros(count)
-        # Means of what may have been meant hold no noise that averaging probabilities would have to take out.
-        exact = getattr(self.codec, "shrinks", False) and self.rule is rules.mixture
+        nothing = np.zeros((1, 1), np.float32)
+        means = getattr(self.codec, "shrinks", False) and self.rule is rules.mixture
         for k, reply in enumerate(replies):
             values, variance = self._absolute(k, rows, reply), np.asarray(reply.variance, np.float32)
-            work.add(values, np.zeros((1, 1), np.float32) if exact else variance)
+            if means:
+                work.add(values if self.plans[k].prior is None else rules.shrunk(values, variance), nothing)
+            else:
+                work.add(values, variance)
             noise_of[k] = variance.sum(axis=-1).sum(dtype=np.float64) * (values.size / variance.size)
             noise += np.broadcast_to(variance, values.shape)[:some]
             if observer.squares:
