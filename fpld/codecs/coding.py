@@ -133,17 +133,18 @@ def _fill(material: Material, plan: Plan, trial: _Trial | None) -> tuple[int, by
     room = plan.budget_bytes - START_BYTES - (extra if mode & TABLES else 0)
     if room <= 0:
         return STEPS - 1, b""
+    wide = 2 * room + 64
     kept: list[tuple[int, bytes | tuple[float, Array]]] = [(0, b"")]  # what fits, and its length
 
     def length(step: int, cut: int | None = None) -> int:
-        bits, records = material.records(step, plan, 2 * room, cut)
+        bits, records = material.records(step, plan, wide, cut)  # beyond that they are not all
         if room >= _ESTIMATE:  # nearly, and never less: writing it would take as long again
             size = int(bits / 8) + 9
             if size <= room:
                 kept[0] = size, (bits, records)
         else:
-            found = written(bits, records, plan, 2 * room + 64)
-            size = len(found) or 3 * room + 64
+            found = written(bits, records, plan, wide)
+            size = len(found) or wide + 1
             if size <= room:
                 kept[0] = size, found
         return size
