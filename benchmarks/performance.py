@@ -61,6 +61,7 @@ def growth(points: list[dict[str, Any]]) -> str:
             f"{1e3 * p['coding_seconds_per_node']:.0f}",
             f"{1e3 * p['checking_seconds'] / p['nodes']:.1f}",
             f"{1e3 * p['combining_seconds'] / p['nodes']:.1f}",
+            f"{1e3 * p['processor_seconds'] / p['nodes']:.1f}",
             f"{p['checking_seconds'] + p['combining_seconds']:.2f}",
             f"{p['frames_mb']:.0f}",
             f"{p['peak_mb']:.0f}",
@@ -75,6 +76,7 @@ def growth(points: list[dict[str, Any]]) -> str:
         "coding, ms",
         "checking, ms",
         "combining, ms",
+        "processor, ms",
         "all, s",
         "frames, MB",
         "peak, MB",
@@ -121,7 +123,8 @@ fpld bench speed --bits {OTHERS} {" ".join(FEWER)}
 
 ## A round as it grows
 
-Rule `mean` at {BITS:g} bits, a process for each line, all cores. Times but `all` are per node. `less` is the peak less what the process had at the
+Rule `mean` at {BITS:g} bits, a process for each line, all cores. Times but `all` are per node; `processor` is what all cores
+spend on checking and combining. `less` is the peak less what the process had at the
 start and less the frames; of these at most 268 MB lie in memory, the others in a temporary file, mapped where they are read.
 
 ```sh

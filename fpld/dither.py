@@ -131,10 +131,7 @@ class Dither:
 
     def keys(self, contexts: range) -> Words:
         """Give the four key words of each context, [len(contexts), 4]: Philox of the counter (0, context, stream)."""
-        counter = np.zeros((len(contexts), 4), np.uint32)
-        counter[:, 1] = np.arange(contexts.start, contexts.stop, contexts.step, dtype=np.int64)
-        counter[:, 2:] = self.stream
-        return philox4x32(counter, self.key)
+        return _keys(self.key, self.stream, contexts)
 
     def words(self, contexts: range, count: int) -> Words:
         """Give the first `count` words of each context, before any slot: 32 random bits each."""
@@ -166,6 +163,17 @@ class Dither:
     def block(self, contexts: range, vocab: int) -> Floats:
         """Give the dither of a block of contexts in units of a step, in (-1/2, 1/2)."""
         return uniform(self.units(contexts, vocab))
+
+
+@lru_cache(maxsize=8)
+def _keys(key: tuple[int, int], stream: tuple[int, int], contexts: range) -> Words:
+    """Give the key words; kept, since nodes that share a stream ask for the same ones, block by block."""
+    counter = np.zeros((len(contexts), 4), np.uint32)
+    counter[:, 1] = np.arange(contexts.start, contexts.stop, contexts.step, dtype=np.int64)
+    counter[:, 2:] = stream
+    words = philox4x32(counter, key)
+    words.flags.writeable = False
+    return words
 
 
 @lru_cache(maxsize=4)

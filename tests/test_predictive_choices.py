@@ -65,6 +65,37 @@ def test_below_half_a_bit_it_does_not_dither() -> None:
     assert not kl_of_mean(logits, 0.2, slots=NODES)[1] & DITHER
 
 
+@pytest.mark.parametrize("bits", [0.1, 1.0])
+def test_sums_are_those_of_what_is_decoded_and_a_mixture_gains_by_the_variance(bits: float) -> None:
+    logits, prior = scene()
+    fields: dict[str, Any] = {"contexts": M, "vocab": V, "bits": bits * V, "clip": None}
+    plans = [make_plan(node=node, prior=prior, **fields) for node in range(NODES)]
+    payloads = [CODEC.encode(node, plan) for node, plan in zip(logits, plans, strict=True)]
+    payloads[1] = b""  # sent nothing
+    wrong = replace(plans[2], prior=make_prior(np.random.default_rng(9).normal(0, 6, (M, V))))
+    payloads[2] = CODEC.encode(logits[2], wrong)  # codes without the prior
+    assert not payloads[2][0] & PRIOR
+    decoded = [CODEC.decode(payload, plan) for payload, plan in zip(payloads, plans, strict=True)]
+    found = list(CODEC.sums(payloads, plans, sample=3 * V, threads=2))
+    total = np.concatenate([part.total for part in found])
+    assert np.allclose(total, np.sum([each.values for each in decoded], axis=0), atol=1e-4)
+    assert np.allclose(found[0].values, [each.values[:3] for each in decoded], atol=1e-5)
+    assert found[0].noise == pytest.approx([each.variance.sum(dtype=np.float64) for each in decoded], rel=1e-4)
+    raised = [each.values + np.minimum(each.variance, 9) / 2 for each in decoded]
+    raised[2] = decoded[2].values
+    mixture = np.concatenate([part.total for part in CODEC.sums(payloads, plans, mixture=True)]) / NODES
+    assert np.allclose(mixture, np.mean([theory.softmax(each) for each in raised], axis=0), rtol=1e-4)
+    truth = np.mean([theory.softmax(each) for each in logits[[0, 3]]], axis=0)
+    plain, mixture = (
+        np.mean([theory.softmax(each) for each in pair], axis=0)
+        for pair in ((decoded[0].values, decoded[3].values), (raised[0], raised[3]))
+    )
+    left, without = (float((truth * np.log(truth / each)).sum(axis=1).mean()) for each in (mixture, plain))
+    assert left < 0.97 * without
+    with pytest.raises(InputError, match="share one prior"):
+        CODEC.sums(payloads, [*plans[:-1], wrong])
+
+
 def test_tables_of_the_round_before_save_bits() -> None:
     logits, prior = scene()
     plan = make_plan(contexts=M, vocab=V, bits=0.05 * V, clip=None, prior=prior)

@@ -23,21 +23,21 @@ _NEXT = 8  # then each class has its next place that is not zero, how many have 
 
 
 @inlined
-def after(x: int, frequency: int, below: int) -> int:
+def after(x: Any, frequency: Any, below: Any) -> Any:
     """Give the state after a token was read."""
     return frequency * (x >> BITS) + (x & (ONE - 1)) - below
 
 
 @inlined
-def before(state: int, frequency: int, below: int) -> int:
+def before(state: Any, frequency: Any, below: Any) -> Any:
     """Give the state before a token is read, from the one after it."""
     quotient = state // frequency
     return (quotient << BITS) + state - quotient * frequency + below
 
 
 @kernel
-def write(records: Any, out: Any) -> tuple[int, int]:
-    """Write records: words to the front of `out`, raw bits to its back. Give how many bytes each, -1 if it is too short."""
+def write(records: Any, out: Any) -> Any:
+    """Write records, words to the front of `out`, raw bits to its back; give how many bytes each, -1: out is short."""
     held, count, raw = np.int64(0), 0, 0  # raw bits, the first to be read lowest
     size = out.size
     for k in range(records.size):
@@ -98,7 +98,7 @@ class Decoder:
         self.sound = bool(_begin(self._words, self._raws, data.size, totals, self._state, *self.models))
 
     def block(self, starts: Array, places: Array, symbols: Array) -> int:
-        """Decode the next block: where its symbols that are not zero lie, and what they are; give how many, -1 if unsound.
+        """Decode the next block: where symbols that are not zero lie, and what they are; give how many, -1 if unsound.
 
         `starts` [classes + 1] is the block's; `places` count in its class order.
         """
@@ -118,13 +118,13 @@ class Decoder:
 
 
 @inlined
-def _word(words: Any, at: int) -> int:
+def _word(words: Any, at: Any) -> Any:
     """Give a word; past the end come zeros, which `ended` finds out."""
     return np.int64(words[_u(min(at, words.size - 1))])
 
 
 @inlined
-def _fill(raws: Any, at: int, held: int, inhand: int) -> tuple[int, int, int]:
+def _fill(raws: Any, at: Any, held: Any, inhand: Any) -> Any:
     """Have thirty raw bits in hand at least."""
     if inhand < 31:
         held |= np.int64(raws[_u(min(at, raws.size - 1))]) << inhand
@@ -134,7 +134,7 @@ def _fill(raws: Any, at: int, held: int, inhand: int) -> tuple[int, int, int]:
 
 
 @kernel
-def _number(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, c: int) -> int:
+def _number(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, c: Any) -> Any:
     """Read a number of class c, apart from the others: the gap before its first symbol, or a tail; -1: no more."""
     x = state[_STATES]
     token = np.int64(slots[c, 0, x & (ONE - 1)])
@@ -153,7 +153,7 @@ def _number(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: An
 
 
 @kernel
-def _begin(words: Any, raws: Any, size: int, totals: Any, state: Any, tables: Any, pace: Any, slots: Any) -> bool:
+def _begin(words: Any, raws: Any, size: Any, totals: Any, state: Any, tables: Any, pace: Any, slots: Any) -> Any:
     """Read the states and the gap before the first symbol of each class; say whether they are sound."""
     if size < 8:
         return False
@@ -183,7 +183,7 @@ def _decode(
     slots: Any,
     places: Any,
     symbols: Any,
-) -> int:
+) -> Any:
     """Decode the next block."""
     n, classes = 0, totals.size - 1
     gaps, sizes, at = state[_STATES], state[_STATES + 1], state[_WORDS]
@@ -246,7 +246,7 @@ def _decode(
 
 
 @kernel
-def _tails(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any) -> bool:
+def _tails(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any) -> Any:
     """Decode the tails of a block."""
     for row in range(wanted.size):
         if wanted[row]:

@@ -11,6 +11,7 @@ The decoder takes z less its mean distance to i. The error is at most half a ste
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,13 @@ def dequantize(symbols: Ints, centres: Floats, halves: Floats, levels: Ints, uni
 
 def variance(halves: Floats, levels: Ints) -> Floats32:
     """Give the variance of the error, step^2 / 12; for a value that is not sent, its largest square: [rows, V or 1]."""
-    kinds, kind = np.unique(levels, return_inverse=True)
+    edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]  # levels come in runs
+    kinds = levels[edges[:-1]]
     step = steps(halves, kinds)
     each = np.where(kinds == 1, halves[:, None] ** 2, step * step / 12.0).astype(np.float32)
-    return each if len(kinds) == 1 else each.take(kind, axis=1)
+    if (kinds == kinds[0]).all():
+        return each[:, :1]
+    out = np.empty((len(halves), len(levels)), np.float32)
+    for i, (start, stop) in enumerate(pairwise(edges)):
+        out[:, start:stop] = each[:, i : i + 1]
+    return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from fpld.codecs import companding
 from fpld.codecs.head import DITHER, PRIOR, START_BYTES, STEPS, TABLES, Head, table_bytes
 from fpld.codecs.prior import checked
-from fpld.codecs.ratecontrol import finest
+from fpld.codecs.ratecontrol import finest, most
 from fpld.codecs.symbols import Material, Reader, block_ranges, dither_of, written
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _DITHER_GAIN = 0.8  # what dither must win if all nodes agree: it loses where th
 _NEIGHBOURS = 4  # nodes that a node takes to be like itself when it judges the gain
 _CHUNK = 1 << 15  # coordinates at a time that stay in the cache
 _ESTIMATE = 1 << 14  # bytes from which on a code is written only once
+_TIED = 0.99  # of the room: what fills less is held back by ties
 _NEAR = 16  # steps over which the slope is measured
 _MARGIN = 128  # steps: so much finer than on some contexts it may get on all
 _TABLES = 8  # times their length: payloads for which tables are worth their place
@@ -69,8 +71,7 @@ def _trial(logits: Reals, plan: Plan, mode: int) -> _Trial:
     """Code with a mode; give the loss that is to be expected of it."""
     material = Material.prepare(logits, plan, mode)
     step, payload = _fill(material, plan, None)
-    most = 4 * plan.budget_bytes
-    here, there = (material.records(near, plan, most)[0] for near in (step, min(step + _NEAR, STEPS)))
+    here, there = (material.records(near, plan, 4 * plan.budget_bytes)[0] for near in (step, min(step + _NEAR, STEPS)))
     slope = max(math.log(max(here, 1) / max(there, 1)) / _NEAR, 1e-4)
     if mode & DITHER and payload:
         found = loss(logits, _mean_of_slots(logits, plan, Head(mode, step))) / _DITHER_GAIN
@@ -132,26 +133,34 @@ def _fill(material: Material, plan: Plan, trial: _Trial | None) -> tuple[int, by
     room = plan.budget_bytes - START_BYTES - (extra if mode & TABLES else 0)
     if room <= 0:
         return STEPS - 1, b""
-    found: dict[int, bytes | tuple[float, Array]] = {}
+    kept: list[tuple[int, bytes | tuple[float, Array]]] = [(0, b"")]  # what fits, and its length
 
-    def length(step: int) -> int:
-        bits, records = material.records(step, plan, 2 * room)
+    def length(step: int, cut: int | None = None) -> int:
+        bits, records = material.records(step, plan, 2 * room, cut)
         if room >= _ESTIMATE:  # nearly, and never less: writing it would take as long again
-            found[step] = bits, records
             size = int(bits / 8) + 9
+            if size <= room:
+                kept[0] = size, (bits, records)
         else:
-            found[step] = code = written(bits, records, plan, 2 * room + 64)
-            size = len(code) or 3 * room + 64
-        if size > room:
-            del found[step]
+            found = written(bits, records, plan, 2 * room + 64)
+            size = len(found) or 3 * room + 64
+            if size <= room:
+                kept[0] = size, found
         return size
 
     steps, guess = range(material.finest, STEPS), None if trial is None else trial.step
     step = finest(length, room, steps, guess, *(() if trial is None else (trial.slope,)))
     if step is None:
         return STEPS - 1, b""
-    kept = found[step]
-    code = kept if isinstance(kept, bytes) else written(*kept, plan, room)
+    if kept[0][0] < _TIED * room and step > steps.start:
+        # Equal values cross a step together: some are to be coded with the next finer one.
+        size, code = kept[0]
+        if most(partial(length, step - 1), room, material.y.size) is not None and kept[0][0] > size:
+            step -= 1
+        else:
+            kept[0] = size, code
+    _, code = kept[0]
+    code = code if isinstance(code, bytes) else written(*code, plan, room)
     measured = material if trial is None else trial.material
     head = Head(mode, step, measured.measure(step)) if mode & TABLES else Head(mode, step)
     return step, head.to_bytes() + code

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.head import GROUPS, PER_GROUP, PRIOR, Head, Table
+from fpld.codecs.head import DITHER, GROUPS, PER_GROUP, PRIOR, Head, Table
 from fpld.codecs.prior import CLASS_OF, LOG_PRIOR
+from fpld.combine import shrunk
 from fpld.compiled import kernel
 
 if TYPE_CHECKING:
@@ -78,16 +79,28 @@ def _to_prior(quarter: Any, scale: Any, prior: Any, roots: Any) -> None:
 
 
 @kernel
-def tails(y: Any, rank: Any, vocab: int, inverse: float, rounding: float, rest: Any, out: Any) -> None:
+def tails(
+    y: Any,
+    rank: Any,
+    vocab: int,
+    inverse: float,
+    rounding: float,
+    cut: int,
+    coarse: float,
+    lower: float,
+    rest: Any,
+    out: Any,
+) -> None:
     """Give each context's mass below the step, as its number; -1 where nothing else is sent, or all is.
 
-    `y` at `rank` of its coordinates is what may be above it; `rest` is the mass of the others.
+    `y` at `rank` of its coordinates is what may be above it; `rest` is the mass of the others. The scale is
+    as in `tokens.collect`.
     """
     i = 0
     for row in range(rest.size):
         mass, above, end = rest[row], 0, (row + 1) * vocab
         while i < y.size and rank[i] < end:
-            if y[i] * inverse + rounding < 1.0:
+            if y[i] * (inverse if i < cut else coarse) + (rounding if i < cut else lower) < 1.0:
                 mass += y[i] * y[i]
             else:
                 above += 1
@@ -206,7 +219,7 @@ def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> Pa
 
 
 def beyond(head: Head) -> Pair:
-    """Give what symbols above one are offset by against each integer of the prior, in steps, and the variance of their y."""
+    """Give the offset of symbols above one against each integer of the prior, in steps, and the variance of their y."""
     more = head.table["more"][_GROUP_OF] / np.float32(256)
     return more.astype(np.float32), head.table["v1"][_GROUP_OF].astype(np.float32) * np.float32(head.size**2)
 
@@ -231,6 +244,20 @@ def expand_dithered(symbols: npt.NDArray[np.int32], dither: Floats32, prior: Pri
     """Give log-probabilities and variances of all coordinates of a block, coded with dither."""
     y: Floats32 = ((symbols - dither) * head.size).astype(np.float32)
     return _expand_head(y, head, 1 / 12) if prior is None else _expand(y, prior, head.size**2 / 12)
+
+
+def mean_chance(values: Floats32, variance: Floats32, head: Head) -> Floats32:
+    """Give the logarithm of the mean probability, from what a payload decodes to.
+
+    Without a prior it is known already: a tail decodes to its share of a mass. With dither y has a uniform error, and
+    p is its fourth power against a prior, or its square: then the factor to take out is exact. Where it would turn a
+    small probability negative it is held at a tenth.
+    """
+    if not head.mode & DITHER:
+        return shrunk(values, variance).astype(np.float32) if head.mode & PRIOR else values
+    factor = 1 - variance * (0.375 - variance * (21 / 1280)) if head.mode & PRIOR else 1 - variance / 4
+    result: Floats32 = (values + np.log(np.maximum(factor, 0.1))).astype(np.float32)
+    return result
 
 
 def tail_level(tails: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], vocab: int) -> Floats32:

@@ -18,8 +18,8 @@ def finest(
 ) -> int | None:
     """Give the least of the step numbers whose code fits into `room` bytes, or one that all but fills it.
 
-    `length` gives the length for a step; lengths fall as steps grow, nearly so, by `slope` in their logarithm if that is
-    known. Supposing that they do, the next trial is where the logarithm of the length, as far as it is known, meets the
+    `length` gives the length for a step; lengths fall as steps grow, nearly so, by `slope` in their logarithm.
+    Supposing that they do, the next trial is where the logarithm of the length, as far as it is known, meets the
     room. What is given was the last to be tried of all that fit.
     """
     low, high = steps.start - 1, steps.stop  # does not fit; fits
@@ -44,3 +44,18 @@ def finest(
             at += round(reach * (fill + _AIM) / slope) + (1 if fill > 0 else -1)
             reach *= 1.5
     return high if high < steps.stop else None
+
+
+def most(length: Callable[[int], int], room: int, whole: int) -> int | None:
+    """Give the largest number up to `whole` whose length fits, within a part in 256 or what all but fills the room."""
+    low, high, best = 0, whole, None
+    while low <= high:
+        at = (low + high) // 2
+        found = length(at)
+        if found <= room:
+            best, low = at, at + 1 + whole // 256
+            if found >= FULL * room:
+                break
+        else:
+            high = at - 1 - whole // 256
+    return best

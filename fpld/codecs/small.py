@@ -21,7 +21,7 @@ _NEXT = 3  # then each class has its next place that is not zero, how many have 
 
 
 @kernel
-def write(records: Any, out: Any) -> int:
+def write(records: Any, out: Any) -> Any:
     """Write records to the back of `out`, with one state from 1 on, by bytes; give how many, -1 if it is too short."""
     place, state = out.size, np.int64(1)
     for k in range(records.size - 1, -1, -1):
@@ -78,7 +78,7 @@ class Decoder:
 
 
 @kernel
-def _step(data: Any, state: Any, frequency: int, below: int) -> None:
+def _step(data: Any, state: Any, frequency: Any, below: Any) -> None:
     """Leave a token behind; take bytes while the state is low, and there are some."""
     x, at = after(state[0], frequency, below), state[_AT]
     while x < LOW and at < data.size:
@@ -88,7 +88,7 @@ def _step(data: Any, state: Any, frequency: int, below: int) -> None:
 
 
 @kernel
-def _number(data: Any, state: Any, token: int) -> int:
+def _number(data: Any, state: Any, token: Any) -> Any:
     """Give what a token stands for, with its raw bits: those above whole bytes first."""
     e, value = EXTRA[token], np.int64(0)
     while e > 0:
@@ -101,7 +101,7 @@ def _number(data: Any, state: Any, token: int) -> int:
 
 
 @kernel
-def _token(data: Any, state: Any, tables: Any, pace: Any, slots: Any, c: int, kind: int) -> int:
+def _token(data: Any, state: Any, tables: Any, pace: Any, slots: Any, c: Any, kind: Any) -> Any:
     token = np.int64(slots[c, kind, state[0] & (ONE - 1)])
     place = token if kind == 0 else GAPS + (kind - 1) * SIZES + token
     _step(data, state, tables[c, 1, place], tables[c, 2, place])
@@ -110,7 +110,7 @@ def _token(data: Any, state: Any, tables: Any, pace: Any, slots: Any, c: int, ki
 
 
 @kernel
-def _begin(data: Any, totals: Any, state: Any, tables: Any, pace: Any, slots: Any) -> bool:
+def _begin(data: Any, totals: Any, state: Any, tables: Any, pace: Any, slots: Any) -> Any:
     """Read the state and the gap before the first symbol of each class; say whether they are sound."""
     _step(data, state, 0, 0)
     for c in range(totals.size - 1):
@@ -125,7 +125,7 @@ def _begin(data: Any, totals: Any, state: Any, tables: Any, pace: Any, slots: An
 @kernel
 def _decode(
     data: Any, state: Any, totals: Any, starts: Any, tables: Any, pace: Any, slots: Any, places: Any, symbols: Any
-) -> int:
+) -> Any:
     """Decode the next block."""
     n, classes = 0, totals.size - 1
     for c in range(classes):
@@ -148,7 +148,7 @@ def _decode(
 
 
 @kernel
-def _tails(data: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any) -> bool:
+def _tails(data: Any, state: Any, tables: Any, pace: Any, slots: Any, wanted: Any, tails: Any) -> Any:
     """Decode the tails of a block."""
     for row in range(wanted.size):
         if wanted[row]:

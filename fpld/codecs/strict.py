@@ -147,7 +147,7 @@ def _best(
 
     def length(number: int) -> int:
         head, tails = Head(mode, _STRIDE * number), np.empty(0 if mode & PRIOR else 1, np.int32)
-        scale = 1 / head.size, head.rounding
+        scale = 1 / head.size, head.rounding, y.size, 0.0, 0.0
         if tails.size:
             companding.tails(y, rank, y.size, *scale, np.zeros(1), tails)
         learnt = tokens.Models(*(part.copy() for part in models))

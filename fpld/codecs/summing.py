@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fpld.codecs.companding import Floats32
-    from fpld.types import Floats, Plan
+    from fpld.types import Plan
 
 FEW = 8  # symbols up to this size are looked up
 _INTEGERS = LOG_PRIOR.size
@@ -39,7 +38,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @kernel
-def _beyond(symbol: int, j: int, size: float, cells: Any) -> tuple[float, float]:
+def _beyond(symbol: Any, j: Any, size: Any, cells: Any) -> Any:
     """Give the value and the variance of a large symbol against integer j of the prior."""
     y = (abs(symbol) + cells[0, j]) * size
     root = cells[1, j]
@@ -49,8 +48,8 @@ def _beyond(symbol: int, j: int, size: float, cells: Any) -> tuple[float, float]
 
 @kernel
 def _add_values(
-    places: Any, symbols: Any, prior: Any, values: Any, spread: Any, size: float, cells: Any, total: Any
-) -> float:
+    places: Any, symbols: Any, prior: Any, values: Any, spread: Any, size: Any, cells: Any, total: Any
+) -> Any:
     """Add what symbols change; give what they change of the summed variance."""
     noise = 0.0
     for k in range(places.size):
@@ -67,8 +66,8 @@ def _add_values(
 
 @kernel
 def _add_chances(
-    places: Any, symbols: Any, prior: Any, chances: Any, spread: Any, size: float, cells: Any, mass: Any, total: Any
-) -> float:
+    places: Any, symbols: Any, prior: Any, chances: Any, spread: Any, size: Any, cells: Any, mass: Any, total: Any
+) -> Any:
     """Do so with probabilities; `mass` [contexts] comes as what zeros alone would have, and leaves as what there is."""
     noise, vocab = 0.0, total.size // mass.size
     changes = np.empty(places.size)
@@ -79,7 +78,7 @@ def _add_chances(
             changes[k], left = chances[j, s + FEW] - chances[j, FEW], spread[j, s + FEW]
         else:
             value, left = _beyond(s, j, size, cells)
-            changes[k] = np.exp(value) - chances[j, FEW]
+            changes[k] = np.exp(value + min(left, 9.0) / 2) - chances[j, FEW]
         mass[i // vocab] += changes[k]
         noise += left - spread[j, FEW]
     for k in range(places.size):
@@ -111,14 +110,15 @@ class _Node:
         self.sparse = self.reader is not None and self.reader.head.mode & (PRIOR | DITHER) == PRIOR
         if self.reader is None or not self.sparse:
             return
-        head, all_integers = self.reader.head, -np.arange(_INTEGERS, dtype=np.int16)
+        self.head = head = self.reader.head
+        all_integers = -np.arange(_INTEGERS, dtype=np.int16)
         self.size = head.size
         self.values, self.spread = np.empty((2, _INTEGERS, 2 * FEW + 1), np.float32)
         self.values[:, FEW], self.spread[:, FEW] = companding.base(head)
         for s in (*range(-FEW, 0), *range(1, FEW + 1)):
             symbols = np.full(_INTEGERS, s, np.int32)
             self.values[:, s + FEW], self.spread[:, s + FEW] = companding.expand_prior(symbols, all_integers, head)
-        self.chances = np.exp(self.values)
+        self.chances = np.exp(companding.mean_chance(self.values, self.spread, head))
         more, left = companding.beyond(head)
         self.cells = np.stack([more, _ROOT, LOG_PRIOR.astype(np.float32), left])
 
@@ -136,7 +136,7 @@ def sums(
     pool = ThreadPoolExecutor(threads) if threads > 1 else nullcontext()
     with pool as workers:
         over = map if workers is None else workers.map
-        nodes = list(over(lambda pair: _Node(*pair, counts), zip(payloads, plans, strict=True)))
+        nodes = list(over(lambda pair: _Node(pair[0], pair[1], counts), zip(payloads, plans, strict=True)))
         for rows, some in _sampled(plans[0], sample):
             own = None if prior is None else prior[rows.start : rows.stop]
             order = None if own is None else class_order(own)[0]
@@ -185,11 +185,14 @@ def _sum(
             if some:
                 few = places < some * vocab
                 seen[:, k] = companding.expand(
-                    places[few], symbols[few], block[2], own[:some], node.reader.head, (some, vocab)
+                    places[few], symbols[few], block[2], own[:some], node.head, (some, vocab)
                 )
         else:
             values, variance = expanded(block, node.reader, node.plan, rows)
-            total += softmax(values) if mixture else values
+            if mixture and node.reader is not None:
+                total += softmax(companding.mean_chance(values, variance, node.reader.head))
+            else:
+                total += softmax(values) if mixture else values
             noise[k] = variance.sum(dtype=np.float64)
             seen[0, k], seen[1, k] = values[:some], variance[:some]
     if sparse and own is not None:

@@ -135,8 +135,8 @@ def _sift(
 ) -> int:
     """Find the values of a block of at least `least`; give how many.
 
-    `seen` counts the coordinates of each class up to here. Of those found, `places` and `ranks` say where they lie in the
-    block and in their class; `order` sorts them by class, and `starts` [CLASSES + 1] takes where each begins.
+    `seen` counts the coordinates of each class up to here. Of those found, `places` and `ranks` say where they lie
+    in the block and in their class; `order` sorts them by class, and `starts` [CLASSES + 1] takes where each begins.
     """
     n = 0
     for i in range(y.size):
@@ -211,7 +211,8 @@ class Material:
         starts[1:] += np.cumsum(starts[:-1, -1])[:, None]
         joined = [np.concatenate(part) if len(part) > 1 else part[0] for part in zip(*parts, strict=True)]
         bounds = np.array([rows.start for rows in blocks] + [plan.contexts])
-        return cls(mode, finest, *joined, starts, seen, bounds, rest)
+        y, rank, shift = joined
+        return cls(mode, finest, y, rank, shift, starts, seen, bounds, rest)
 
     @property
     def groups(self) -> int:
@@ -219,35 +220,28 @@ class Material:
         used = self.totals[: GROUPS * PER_GROUP] > 0
         return int(used.reshape(GROUPS, PER_GROUP).any(axis=1).sum())
 
-    def records(self, step: int, plan: Plan, most: int) -> tuple[float, Array]:
-        """Give the bits that a step takes, and the records of its tokens; no more than that they are beyond `most` bytes."""
-        quantized = self._quantize(step)
-        records = np.empty(2 * quantized[-1][-1, -1] + tokens.CLASSES + len(self.rest), np.int64)
-        bits, used = self._model(step, quantized, plan, records, 8.0 * most)
-        return bits, records[:used]
+    def records(self, step: int, plan: Plan, most: int, cut: int | None = None) -> tuple[float, Array]:
+        """Give the bits that a step takes and its tokens' records, or no more than that it is beyond `most` bytes.
 
-    def _quantize(self, step: int) -> tuple[Array, Array, Array]:
-        """Give symbols that are not zero, gaps, and where each class of a block ends among them."""
-        classes = tokens.CLASSES - 1
+        From value number `cut` on, symbols are those of the next coarser step.
+        """
+        classes, none = tokens.CLASSES - 1, np.empty(0, np.int32)
+        scale = (
+            *(1 / step_size(step), rounding(self.mode, step), self.y.size if cut is None else cut),
+            *(1 / step_size(step + 1), rounding(self.mode, step + 1)),
+        )
         symbols, gaps = np.empty(self.y.size, np.int32), np.empty(self.y.size + classes, np.int64)
-        ends = np.empty((len(self.starts), classes), np.int64)
-        scale = 1 / step_size(step), rounding(self.mode, step)
-        tokens.collect(self.y, self.rank, self.shift, self.starts, self.totals, *scale, symbols, gaps, ends)
-        return symbols, gaps, ends
-
-    def _model(
-        self, step: int, quantized: tuple[Array, Array, Array], plan: Plan, records: Array, most: float
-    ) -> tuple[float, int]:
-        tails = np.empty(0, np.int32)
+        ends, tails = np.empty((len(self.starts), classes), np.int64), none
+        order = self.y, self.rank, self.shift, self.starts, self.totals
+        count = tokens.collect(*order, *scale, symbols, gaps, ends)
         if self.rest.size:
             tails = np.empty(self.rest.size, np.int32)
-            scale = 1 / step_size(step), rounding(self.mode, step)
             companding.tails(self.y, self.rank, plan.vocab, *scale, self.rest, tails)
+        records = np.empty(2 * count + tokens.CLASSES + len(self.rest), np.int64)
         models = tokens.new_models(self.totals, most_symbols(step), tables(plan), decoder=False)
-        found: tuple[float, int] = tokens.model(
-            *quantized, self.totals, tails, self.rows, *models, records, most, tokens.COST
-        )
-        return found
+        arguments = symbols, gaps, ends, self.totals, tails, self.rows
+        bits, used = tokens.model(*arguments, *models, records, 8.0 * most, tokens.COST)
+        return bits, records[:used]
 
     def measure(self, step: int) -> Table:
         """Measure what the cells of a step hold; this must hold all values."""

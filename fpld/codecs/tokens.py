@@ -31,7 +31,7 @@ LOW = 1 << 16  # the least state of a coder
 _FIRST, _LONGEST = 4, 2048  # tokens after which a table is made anew
 COUNT = 4  # what a token adds
 _MOST = 1 << 14  # counts: beyond it all are halved
-_START = 6  # tokens that the guess is worth with which a table begins
+_NEAR_GAPS, _SMALL_SIZES = 24, (5, 5, 3, 3, 2, 2, 1, 1, 1, 1)  # what a table begins with: a guess
 _LEARNT = 192  # counts that it begins with where an earlier round has taught it
 COST = -np.log2(np.maximum(np.arange(ONE + 1), 0.5) / ONE)  # bits, by frequency
 
@@ -45,8 +45,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Models(NamedTuple):
     """Tables of tokens, gaps and then sizes. Kernels take the arrays one by one: a tuple of them is slow.
 
-    `tables` [class, 3, token] has counts, frequencies, and the sum of the frequencies before; `pace` [class, KINDS, 3] how many
-    tokens are to come till a table is made anew, how many these were, and how many tokens there are; `slots`
+    `tables` [class, 3, token] has counts, frequencies, and the sum of the frequencies before; `pace` [class, KINDS, 3]
+    how many tokens are to come till a table is made anew, how many these were, and how many tokens there are; `slots`
     [class, KINDS, slot] the token of each slot, for a decoder.
     """
 
@@ -60,16 +60,15 @@ def first_counts(tables: Array | None, classes: int) -> Array:
     if tables is not None:
         learnt: Array = tables.reshape(CLASSES, TOKENS)[[*range(classes - 1), CLASSES - 1]]
         return (learnt * _LEARNT + (1 << 15)) >> 16
-    guess = np.empty(TOKENS)
-    guess[:GAPS] = np.where(np.arange(GAPS) < 24, 1.0, 0.25)
-    guess[GAPS:] = np.tile(np.repeat(0.6 ** np.arange(SIZES // 2), 2), 2)
-    for part in (guess[:GAPS], guess[GAPS : GAPS + SIZES], guess[GAPS + SIZES :]):
-        part *= _START / part.sum()
-    return np.tile(np.rint(COUNT * guess), (classes, 1)).astype(np.int32)
+    counts = np.zeros((classes, TOKENS), np.int32)
+    counts[:, :_NEAR_GAPS] = 1
+    for first in (GAPS, GAPS + SIZES):
+        counts[:, first : first + len(_SMALL_SIZES)] = _SMALL_SIZES
+    return counts
 
 
 def new_models(totals: Array, largest: int, tables: Array | None, decoder: bool) -> Models:
-    """Make models for so many coordinates in each class (the last is for numbers of contexts), symbols up to `largest`."""
+    """Make models for so many coordinates in each class, and symbols up to `largest`; the last class is for tails."""
     classes = totals.size
     models = Models(
         np.zeros((classes, 3, TOKENS), np.int32),
@@ -82,7 +81,7 @@ def new_models(totals: Array, largest: int, tables: Array | None, decoder: bool)
 
 
 @kernel
-def _prepare(totals: Any, largest: int, tables: Any, pace: Any, slots: Any) -> None:
+def _prepare(totals: Any, largest: Any, tables: Any, pace: Any, slots: Any) -> None:
     last = totals.size - 1
     for c in range(last + 1):
         if totals[c] or c == last:
@@ -93,7 +92,7 @@ def _prepare(totals: Any, largest: int, tables: Any, pace: Any, slots: Any) -> N
 
 
 @kernel
-def limit_sizes(largest: int, tables: Any, pace: Any, slots: Any, c: int) -> None:
+def limit_sizes(largest: Any, tables: Any, pace: Any, slots: Any, c: Any) -> None:
     """Make a class's tables of sizes for symbols up to `largest`."""
     for kind in range(1, KINDS):
         pace[c, kind, 2] = 2 * (bucket(largest - 1) + 1)
@@ -105,11 +104,12 @@ def learnt(models: Models) -> Array:
     counts = models.tables[:, 0].astype(np.int64)
     parts = np.split(counts, [GAPS, GAPS + SIZES], axis=1)
     shares = [(part << 16) // np.maximum(part.sum(axis=1, keepdims=True), 1) for part in parts]
-    return np.clip(np.concatenate(shares, axis=1), 1, 65535).astype(np.int32).ravel()
+    found: Array = np.clip(np.concatenate(shares, axis=1), 1, 65535).astype(np.int32).ravel()
+    return found
 
 
 @kernel
-def bucket(number: int) -> int:
+def bucket(number: Any) -> Any:
     """Give the token of a number."""
     if number < 4:
         return number
@@ -120,7 +120,7 @@ def bucket(number: int) -> int:
 
 
 @kernel
-def _make(tables: Any, pace: Any, slots: Any, c: int, kind: int) -> None:
+def _make(tables: Any, pace: Any, slots: Any, c: Any, kind: Any) -> None:
     """Make a table from counts: in integers, no frequency below one."""
     first, n = (GAPS + (kind - 1) * SIZES if kind else 0), pace[c, kind, 2]
     total, best = 0, first
@@ -147,7 +147,7 @@ def _make(tables: Any, pace: Any, slots: Any, c: int, kind: int) -> None:
 
 
 @kernel
-def renew(tables: Any, pace: Any, slots: Any, c: int, kind: int) -> int:
+def renew(tables: Any, pace: Any, slots: Any, c: Any, kind: Any) -> Any:
     """Make a table anew; give how many tokens are to come till the next time."""
     pace[c, kind, 1] = min(2 * pace[c, kind, 1], _LONGEST)
     pace[c, kind, 0] = pace[c, kind, 1]
@@ -162,17 +162,21 @@ def collect(
     dither: Any,
     starts: Any,
     totals: Any,
-    inverse: float,
-    rounding: float,
+    inverse: Any,
+    rounding: Any,
+    cut: Any,
+    coarse: Any,
+    lower: Any,
     symbols: Any,
     gaps: Any,
     ends: Any,
-) -> int:
+) -> Any:
     """Quantize; list what is not zero: its symbol, and the gap after it. Give how many.
 
     Class c of block b is y[starts[b, c] : starts[b, c + 1]]; `rank` says where in its class a value lies, others being
-    zero; `dither` has y's size, or none. gaps[:classes] are those before the first symbols, -1 says that no more come; `ends`
-    [blocks, classes] says how many symbols come up to the end of a class of a block.
+    zero; `dither` has y's size, or none. gaps[:classes] are those before the first symbols, -1 says that no more come;
+    `ends` [blocks, classes] says how many symbols come up to the end of a class of a block. From value number `cut` on
+    `coarse` and `lower` take the place of `inverse` and `rounding`.
     """
     n = 0
     classes = totals.size - 1
@@ -182,13 +186,14 @@ def collect(
             before, at = last[c], reached[c]
             for i in range(starts[b, c], starts[b, c + 1]):
                 shift = dither[i] if dither.size else 0.0
-                scaled = y[i] * inverse + shift
-                size = abs(scaled) + rounding
+                scaled = y[i] * (inverse if i < cut else coarse) + shift
+                size = abs(scaled) + (rounding if i < cut else lower)
                 if size >= 1.0:
                     gaps[classes + before if before >= 0 else c] = rank[i] - at - 1
                     at, before = np.int64(rank[i]), n
-                    whole = min(np.int64(size), LARGEST)
-                    symbols[n] = -whole if scaled < 0 else whole
+                    symbols[n] = min(np.int64(size), LARGEST)
+                    if scaled < 0:
+                        symbols[n] = -symbols[n]
                     n += 1
             last[c], reached[c] = before, at
             ends[b, c] = n
@@ -198,7 +203,7 @@ def collect(
 
 
 @inlined
-def note(tables: Any, pace: Any, slots: Any, at: int, c: int, kind: int) -> None:
+def note(tables: Any, pace: Any, slots: Any, at: Any, c: Any, kind: Any) -> None:
     """Count a token, `at` in its class's table."""
     tables[c, 0, at] += COUNT
     pace[c, kind, 0] -= 1
@@ -207,7 +212,7 @@ def note(tables: Any, pace: Any, slots: Any, at: int, c: int, kind: int) -> None
 
 
 @kernel
-def _record(tables: Any, pace: Any, slots: Any, records: Any, n: int, c: int, number: int) -> int:
+def _record(tables: Any, pace: Any, slots: Any, records: Any, n: Any, c: Any, number: Any) -> Any:
     """Record a number of class c, apart from the others; learn it, give the index of its bits' cost."""
     e, token = 0, number + 1
     if number >= 4:
@@ -232,15 +237,15 @@ def model(
     pace: Any,
     slots: Any,
     records: Any,
-    most: float,
+    most: Any,
     cost: Any,
-) -> tuple[float, int]:
+) -> Any:
     """Turn symbols into records of tokens, learning on the way; give their bits and how many they are.
 
     `records` may be empty: then this tells the length alone. It stops beyond `most` bits. `tails` has a number for each
     context, negative if it is not to be coded, or is empty; `rows` [blocks + 1] says which contexts a block holds.
     """
-    bits, raw, n, i, before = 0.0, 0, 0, 0, 0
+    bits, raw, n, i, before = 0.0, 0, 0, 0, np.int64(0)
     writes = records.size > 0
     classes = totals.size - 1
     left, signs = totals.copy(), np.zeros(classes, np.int64)

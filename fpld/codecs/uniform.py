@@ -127,8 +127,9 @@ class UniformCodec:
                 units = Dither.of(plan).units(block, plan.vocab)
                 values[out] = channel.dequantize(symbols, centres[out], halves[out], layout.levels(), units)
         widest = max((part.shape[1] for part in parts), default=1)
-        variance = [np.broadcast_to(part, (len(part), widest)) for part in parts] or [np.zeros((0, 1), np.float32)]
-        return Decoded(values.astype(dtype, copy=False), np.concatenate(variance).astype(dtype, copy=False))
+        same = [np.broadcast_to(part, (len(part), widest)) for part in parts] or [np.zeros((0, 1), np.float32)]
+        variance = same[0] if len(same) == 1 else np.concatenate(same)
+        return Decoded(values.astype(dtype, copy=False), variance.astype(dtype, copy=False))
 
     def check(self, payload: bytes | memoryview, plan: Plan) -> None:
         """Refuse a payload that cannot be decoded: any other bytes of the right length and with sound ranges can."""
@@ -163,10 +164,7 @@ class UniformCodec:
     def _encode(self, blocks: Iterable[Reals], plan: Plan, size: int) -> bytes:
         shares = _shares(plan.contexts, plan.vocab, _side(plan), size)
         kernels, dither, start = self._kernels(), Dither.of(plan), 0
-        buffer = BytesIO()  # one piece of memory: written in place, and given away without a copy
-        if size:
-            buffer.seek(size - 1)
-            buffer.write(b"\0")
+        buffer = BytesIO(bytes(size))  # one piece of memory: written in place, and given away without a copy
         payload = np.frombuffer(buffer.getbuffer(), np.uint8)
         for block in blocks:
             logits = _check.block(block, plan.shape, start)
@@ -282,9 +280,9 @@ def _encode(
 ) -> Floats:
     """Let the kernel encode some contexts; give their centres and half-ranges."""
     ranges, floats = np.zeros((len(rows), 2)), np.zeros(2, np.float32)
-    scratch = _phases(dither, kernels.LANES), *_scratch(plan.vocab), floats, floats.view(np.int32)
+    scratch = ~_phases(dither, kernels.LANES), *_scratch(plan.vocab), floats, floats.view(np.uint32)
     limits = plan.clip or 0.0, _LIMIT
-    bad = kernels.encode(part, part.view(np.int32), *limits, layout.low, *_tables(layout), keys, *scratch, ranges, out)
+    bad = kernels.encode(part, part.view(np.uint32), *limits, layout.low, *_tables(layout), keys, *scratch, ranges, out)
     if bad >= 0:
         _range(part, rows, plan)  # says what is wrong
     return ranges
@@ -310,7 +308,7 @@ def _add(
         kernels.add(*arguments, rows.start, total, weights is not None, *edges, noise_of[batch], *scratch)
     for asked, edge in zip((noise, weights), edges, strict=True):
         if asked is not None:
-            asked += np.cumsum(edge, axis=1)[:, :-1]
+            asked += np.cumsum(edge, axis=1, out=edge)[:, :-1]
     return noise_of
 
 

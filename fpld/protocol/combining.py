@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 20  # coordinates that a thread works on at a time
 _SUMS = 1 << 22  # the same where a codec adds nodes up itself, row by row
+_BOUNDS = 1 << 15  # the same for bounds: their float64 arrays stay in the cache
 _SAMPLE = 1 << 18  # coordinates of a node that bounds and estimates are from
 
 
@@ -127,7 +128,11 @@ class Replies:
         weights = np.zeros(total.shape) if self.rule is rules.precision else None
         noise_of = codec.add(self.payloads, self.plans, rows, total, noise, weights)
         total /= np.float32(len(self.plans)) if weights is None else weights.astype(np.float32)
-        bracket = weighted_bracket(softmax(total[: len(noise)]), noise / len(self.plans) ** 2)
+        noise /= len(self.plans) ** 2
+        blocks = split(len(noise), target.shape[1], _BOUNDS)
+        bracket = sum(
+            (weighted_bracket(softmax(total[b.start : b.stop]), noise[b.start : b.stop]) for b in blocks), np.zeros(2)
+        )
         return _Part(noise_of, np.zeros(len(self.plans)), bracket, len(noise))
 
     def _shares(self) -> bool:
@@ -155,12 +160,15 @@ class Replies:
         count, some = len(self.plans), _sampled(len(rows), target.shape)
         work, seen = rules.running(self.rule), _room(observer.samples, count, some, target.shape[1])
         noise, noise_of, squares = np.zeros((some, target.shape[1])), np.zeros(count), np.zeros(count)
-        # Means of what may have been meant hold no noise that averaging probabilities would have to take out.
-        exact = getattr(self.codec, "shrinks", False) and self.rule is rules.mixture
+        nothing = np.zeros((1, 1), np.float32)
+        means = getattr(self.codec, "shrinks", False) and self.rule is rules.mixture
         for k, reply in enumerate(replies):
             values, variance = self._absolute(k, rows, reply), np.asarray(reply.variance, np.float32)
-            work.add(values, np.zeros((1, 1), np.float32) if exact else variance)
-            noise_of[k] = variance.sum(dtype=np.float64) * (values.size / variance.size)
+            if means:
+                work.add(values if self.plans[k].prior is None else rules.shrunk(values, variance), nothing)
+            else:
+                work.add(values, variance)
+            noise_of[k] = variance.sum(axis=-1).sum(dtype=np.float64) * (values.size / variance.size)
             noise += np.broadcast_to(variance, values.shape)[:some]
             if observer.squares:
                 squares[k] = np.square(values, dtype=np.float64).sum()

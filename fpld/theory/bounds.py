@@ -150,7 +150,9 @@ def weighted_bracket(probabilities: Reals, variance: Reals) -> Floats:
     [0.0375, 0.15]
     """
     weighted = np.asarray(probabilities, np.float64) * variance
-    return np.array([(weighted * (1 - probabilities)).sum() / 4, weighted.sum() / 2])
+    whole = weighted.sum()
+    weighted *= 1 - np.asarray(probabilities, np.float64)
+    return np.array([weighted.sum() / 4, whole / 2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,8 @@ def test_the_student_beats_every_node_alone_and_every_byte_is_counted(
     assert uplink["float32 logits"] == 9 * (4 * 480 * 256 + 104)
     assert uplink["fedavg"] == 9 * 4 * students.load(out / "student.safetensors").parameters
     for line in lines:
-        # Within one per cent but for ties, which an n-gram model's logits have many of: they cross a step together.
-        assert line["bits_sent"] == pytest.approx(line["bits_allotted"], rel=2e-2)
+        # Within one per cent, though an n-gram model's logits tie.
+        assert line["bits_sent"] == pytest.approx(line["bits_allotted"], rel=1e-2)
         assert 0 < line["bandwidth_lower"] < line["bandwidth_upper"]
         assert line["kl"] > 0
     assert {"config.toml", "versions.json", "result.json", "student.safetensors", "tokenizer.json", "probe.json"} <= {

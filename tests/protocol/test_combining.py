@@ -73,6 +73,38 @@ def test_the_mixture_keeps_what_float32_cannot_hold() -> None:
     assert work.result()[0, [0, 2]] == pytest.approx([-0.0486, -3.0486], abs=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["none", "one", "runs", "mixed", "many"])
+@pytest.mark.parametrize("vocab", [3, 1000, 1024, 2500])
+def test_the_mixture_in_loops_is_that_in_numpy(kind: str, vocab: int) -> None:
+    """Variances that are zero, one for all, in runs, in turn, and all different; logits from flat to far apart."""
+    rng = np.random.default_rng(vocab)
+    variance = {
+        "none": np.zeros((1, 1)),
+        "one": rng.uniform(0, 3, (6, 1)),
+        "runs": np.repeat(rng.uniform(0, 3, (6, 4)), -(-vocab // 4), axis=1)[:, :vocab],
+        "mixed": np.resize([0.0, 1e-9, 0.1, 40.0], (6, vocab)),
+        "many": rng.uniform(0, 3, (6, vocab)),
+    }[kind].astype(np.float32)
+    fast, slow = combine.running(combine.mixture), combine._Mixture(reference=True)
+    for scale in (0.0, 1.0, 5.0, 60.0):
+        values = (scale * rng.standard_normal((6, vocab)) + 30).astype(np.float32)
+        fast.add(values, variance)
+        slow.add(values, variance)
+    assert fast.result() == pytest.approx(slow.result(), rel=1e-5, abs=2e-5)
+
+
+def test_the_mixture_of_a_context_does_not_depend_on_the_others() -> None:
+    """A context's result does not depend on its neighbours: nor on threads and blocks."""
+    values = np.random.default_rng(0).normal(0, 3, (5, 1500)).astype(np.float32)
+    whole, parts = combine.running(combine.mixture), [combine.running(combine.mixture) for _ in range(5)]
+    for shift in (0.0, 1.0):
+        moved = np.roll(values, int(shift), axis=1)
+        whole.add(moved, np.full((5, 1), 0.2, np.float32))
+        for i, part in enumerate(parts):
+            part.add(moved[i : i + 1], np.full((1, 1), 0.2, np.float32))
+    assert np.array_equal(whole.result(), np.concatenate([part.result() for part in parts]))
+
+
 def settings(nodes: int, contexts: int, vocab: int, **changes: Any) -> Settings:
     budget = Budget(caps=np.full(nodes, 4.0 * vocab), floors=np.full(nodes, float(vocab)), vocab=vocab)
     fields: dict[str, Any] = {
