@@ -81,7 +81,7 @@ def test_sums_are_those_of_what_is_decoded_and_a_mixture_gains_by_the_variance(b
     assert np.allclose(total, np.sum([each.values for each in decoded], axis=0), atol=1e-4)
     assert np.allclose(found[0].values, [each.values[:3] for each in decoded], atol=1e-5)
     assert found[0].noise == pytest.approx([each.variance.sum(dtype=np.float64) for each in decoded], rel=1e-4)
-    raised = [each.values + np.minimum(each.variance, 9) / 2 for each in decoded]
+    raised: list[Array] = [each.values + np.minimum(each.variance, 9) / 2 for each in decoded]
     raised[2] = decoded[2].values
     mixture = np.concatenate([part.total for part in CODEC.sums(payloads, plans, mixture=True)]) / NODES
     assert np.allclose(mixture, np.mean([theory.softmax(each) for each in raised], axis=0), rtol=1e-4)
