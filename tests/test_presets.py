@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fpld import config as configuration
 from fpld.federation.run import run
+from fpld.federation.training import make_student
+from fpld.wire import OVERHEAD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +45,23 @@ def test_every_preset_parses_and_says_what_it_is_for(name: str) -> None:
 
 def test_the_presets_of_the_documentation_are_there() -> None:
     assert {"demo", "hospitals", "heterogeneous-models", "refinement", "adaptive"} <= set(configuration.presets())
+
+
+def test_the_demonstration_may_send_less_than_a_twentieth_of_fedavgs_weights() -> None:
+    config, _ = configuration.load("demo")
+    vocab = config.tokenizer.vocab
+    logits = sum(node.bits or math.inf for node in config.nodes) * config.probe.contexts * vocab / 8
+    weights = 4 * make_student(config.student, vocab, seed=0).config.parameters * len(config.nodes)
+    assert logits + len(config.nodes) * OVERHEAD < 0.05 * weights  # bytes of a round; both grow alike with rounds
+
+
+def test_uniform_is_the_demonstration_with_another_channel() -> None:
+    demo, uniform = (configuration.load(name)[0].model_dump() for name in ("demo", "uniform"))
+    for config in (demo, uniform):
+        del config["codec"], config["run"]["out"]
+        for node in config["nodes"]:
+            del node["bits"]
+    assert demo == uniform
 
 
 def test_hospitals_have_metropolitan_and_satellite_uplinks() -> None:
