@@ -130,7 +130,9 @@ def _make(tables: Any, pace: Any, slots: Any, c: Any, kind: Any) -> None:
             best = t
     given = 0
     for t in range(first, first + n):
-        frequency = 1 + np.int64(tables[c, 0, t]) * (ONE - n) // max(total, 1)
+        count, frequency = np.int64(tables[c, 0, t]), np.int64(1)
+        if count:
+            frequency += count * (ONE - n) // total
         tables[c, 1, t] = frequency
         given += frequency
     tables[c, 1, best] += ONE - given
