@@ -1,6 +1,6 @@
 """Scenes of real students: a small federation on presidents' messages, its nodes' logits in round 1 and in round 3.
 
-Nodes, text, model and steps are those of the demonstration; logits are averaged as float32 and distilled between the
+Nodes and text are those of the demonstration, with a smaller model that stays as it is; logits are averaged as float32 and distilled between the
 rounds, so that the scene does not depend on a codec. The prior is what both ends hold: the model that a round began
 with. It takes a minute or two; the scenes are kept in the cache folder.
 """
@@ -25,12 +25,19 @@ from fpld.seeds import derive_seed
 from fpld.students import load
 
 if TYPE_CHECKING:
+    from fpld.config import Config
     from fpld.students import Student
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 ROUNDS = (1, 3)
 SEQUENCES = 16  # of the probe set, whose logits make the scene
+_SIZES: dict[str, dict[str, Any]] = {
+    "probe": {"contexts": 16384},
+    "base": {"steps": 1000, "rate": 6e-3},
+    "local": {"steps": 160, "rate": 4e-3},
+    "distill": {"steps": 600, "rate": 3e-3},
+}
 
 
 def students(seed: int, round: int) -> Scene:
@@ -45,10 +52,17 @@ def students(seed: int, round: int) -> Scene:
     return Scene(f"students-{round}", scene.logits, scene.prior)
 
 
+def _federation(seed: int) -> Config:
+    """Give the demonstration's configuration with sizes of its own: a scene must not change with the demonstration."""
+    config, _ = configuration.load("demo")
+    changes = {name: getattr(config, name).model_copy(update=update) for name, update in _SIZES.items()}
+    run = config.run.model_copy(update={"seed": seed})
+    return config.model_copy(update={**changes, "run": run, "student": {**config.student, "width": 96}})
+
+
 def _train(seed: int) -> dict[int, tuple[Array, Array]]:
     """Run the federation; give the nodes' logits and the prior of each round."""
-    config, _ = configuration.load("demo")
-    config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    config = _federation(seed)
     one_thread(config.student["kind"])
     scenes = {}
     with tempfile.TemporaryDirectory() as name:

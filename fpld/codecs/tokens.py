@@ -128,7 +128,7 @@ def _make(tables: Any, pace: Any, slots: Any, c: Any, kind: Any) -> None:
         total += tables[c, 0, t]
         if tables[c, 0, t] > tables[c, 0, best]:
             best = t
-    given = 0
+    given: Any = 0
     for t in range(first, first + n):
         count, frequency = np.int64(tables[c, 0, t]), np.int64(1)
         if count:
