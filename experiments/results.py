@@ -446,8 +446,8 @@ by 3, not by 4. The price is memory: both ends keep a reconstruction [m, V] for 
 
 
 SCENES = (
-    ("demonstration", 16384, 1024, 3.0, 0.32e6),
-    ("demonstration, wider uplink", 16384, 1024, 6.0, 0.32e6),
+    ("a 0.32 M model", 16384, 1024, 3.0, 0.32e6),
+    ("a 0.32 M model, wider uplink", 16384, 1024, 6.0, 0.32e6),
     ("a small probe set", 2048, 1024, 4.0, 0.32e6),
     ("a 30 M model over the same BPE", 16384, 1024, 4.0, 30e6),
     ("SmolLM2-135M", 2048, 49152, 2.0, 134.5e6),
@@ -498,7 +498,7 @@ bytes for each parameter. So logits cost less from m V b / 32 parameters on.
 
 {shell("python experiments/results.py --only sizes")}
 
-For the demonstration's 0.32 M parameters the uniform codec costs several times FedAvg's weights; from about 1.6 M parameters (3 bits) or 3.1 M (6 bits) it costs
+For a model of 0.32 M parameters the uniform codec costs several times FedAvg's weights; from about 1.6 M parameters (3 bits) or 3.1 M (6 bits) it costs
 less. A large vocabulary moves the line: with V = 49152 and 16384 contexts even two bits are a third of the weights of a 135 M model, and only a
 small probe set or a codec below one bit per coordinate makes logits cheap. The comparison is with plain float32 weights: 8-bit weights
 or low-rank updates would move it by 4 and more in FedAvg's favour; what they cannot do is combine models that differ."""
