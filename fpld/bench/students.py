@@ -1,8 +1,8 @@
 """Scenes of real students: a small federation on presidents' messages, its nodes' logits in round 1 and in round 3.
 
-Nodes and text are those of the demonstration, with a smaller model that stays as it is; logits are averaged as float32 and distilled between the
-rounds, so that the scene does not depend on a codec. The prior is what both ends hold: the model that a round began
-with. It takes a minute or two; the scenes are kept in the cache folder.
+Nodes and text are those of the demonstration, with a smaller model that stays as it is; logits are averaged as float32
+and distilled between the rounds, so that the scene does not depend on a codec. The prior is what both ends hold: the
+model that a round began with. It takes a minute or two; the scenes are kept in the cache folder.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from fpld.codecs.base import Sum
 from fpld.codecs.coding import expanded
 from fpld.codecs.head import DITHER, PRIOR
 from fpld.codecs.prior import LOG_PRIOR, checked
-from fpld.codecs.symbols import Reader, block_ranges, class_counts, class_order
+from fpld.codecs.symbols import Reader, block_ranges, class_counts, used_order
 from fpld.compiled import kernel
 from fpld.theory import softmax
 
@@ -107,6 +107,7 @@ class _Node:
 
     def __init__(self, payload: bytes | memoryview, plan: Plan, counts: npt.NDArray[np.int64] | None) -> None:
         self.plan, self.reader = plan, Reader(payload, plan, counts) if len(payload) else None
+        self.codes_prior = self.reader is not None and self.reader.prior is not None
         self.sparse = self.reader is not None and self.reader.head.mode & (PRIOR | DITHER) == PRIOR
         if self.reader is None or not self.sparse:
             return
@@ -119,12 +120,19 @@ class _Node:
             symbols = np.full(_INTEGERS, s, np.int32)
             self.values[:, s + FEW], self.spread[:, s + FEW] = companding.expand_prior(symbols, all_integers, head)
         self.chances = np.exp(companding.mean_chance(self.values, self.spread, head))
+        self.zero_chances, self.zero_spread = (x[:, FEW].astype(np.float64) for x in (self.chances, self.spread))
         more, left = companding.beyond(head)
         self.cells = np.stack([more, _ROOT, LOG_PRIOR.astype(np.float32), left])
 
-    def next(self, rows: range, order: Array | None) -> tuple[Array, Array, Array] | None:
-        """Decode the next block's symbols; nothing, if nothing was sent."""
-        return None if self.reader is None else self.reader.block(rows, order)
+    def read(self, rows: range) -> tuple[Array, Array, Array] | None:
+        """Decode the next block's symbols, in the coder's order; nothing, if nothing was sent."""
+        return None if self.reader is None else self.reader.read(rows)
+
+    def placed(self, block: tuple[Array, Array, Array] | None, order: Array) -> tuple[Array, Array, Array] | None:
+        """Give a block's symbols where they belong."""
+        if block is None or not self.codes_prior:
+            return block
+        return order[block[0]], block[1], block[2]
 
 
 def sums(
@@ -137,11 +145,16 @@ def sums(
     with pool as workers:
         over = map if workers is None else workers.map
         nodes = list(over(lambda pair: _Node(pair[0], pair[1], counts), zip(payloads, plans, strict=True)))
-        for rows, some in _sampled(plans[0], sample):
-            own = None if prior is None else prior[rows.start : rows.stop]
-            order = None if own is None else class_order(own)[0]
-            found = list(over(partial(_Node.next, rows=rows, order=order), nodes))
-            yield _sum(nodes, found, rows, own, some, mixture)
+        for b, (rows, some) in enumerate(_sampled(plans[0], sample)):
+            found = list(over(partial(_Node.read, rows=rows), nodes))
+            if prior is None or counts is None:
+                yield _sum(nodes, found, rows, None, some, mixture)
+                continue
+            own = prior[rows.start : rows.stop]
+            ordered = [block[0] for node, block in zip(nodes, found, strict=True) if block and node.codes_prior]
+            order = used_order(own, counts[b], ordered)
+            placed = [node.placed(block, order) for node, block in zip(nodes, found, strict=True)]
+            yield _sum(nodes, placed, rows, own, some, mixture)
 
 
 def _sampled(plan: Plan, sample: int) -> Iterator[tuple[range, int]]:
@@ -167,21 +180,22 @@ def _sum(
     total = np.zeros(shape, np.float64 if mixture else np.float32)
     seen: Array = np.empty((2, len(nodes), some, vocab), np.float32)
     noise, zeros = np.zeros(len(nodes)), np.zeros((len(rows), _INTEGERS), total.dtype)
-    tally = np.zeros((len(rows), _INTEGERS), np.int32)
+    tally = np.zeros((len(rows), _INTEGERS))
     if sparse and own is not None:
         _tally(own, tally)
+    everywhere = tally.sum(axis=0)
     for k, (node, block) in enumerate(zip(nodes, found, strict=True)):
         if node.sparse and own is not None and block is not None:
             places, symbols, _ = block
             arguments = places, symbols, own.ravel()
             if mixture:
-                mass = tally @ node.chances[:, FEW].astype(np.float64)
+                mass = tally @ node.zero_chances
                 more = _add_chances(*arguments, node.chances, node.spread, node.size, node.cells, mass, total.ravel())
-                zeros += node.chances[:, FEW] / mass[:, None]
+                zeros += node.zero_chances / mass[:, None]
             else:
                 more = _add_values(*arguments, node.values, node.spread, node.size, node.cells, total.ravel())
                 zeros += node.values[:, FEW]
-            noise[k] = more + float((tally @ node.spread[:, FEW].astype(np.float64)).sum())
+            noise[k] = more + float(everywhere @ node.zero_spread)
             if some:
                 few = places < some * vocab
                 seen[:, k] = companding.expand(

@@ -121,6 +121,26 @@ def class_counts(prior: Prior | None, plan: Plan) -> npt.NDArray[np.int64]:
 
 
 @kernel
+def _arrange_used(prior: Any, class_of: Any, used: Any, place: Any, order: Any) -> None:
+    for i in range(prior.size):
+        c = class_of[-prior[i]]
+        if used[c]:
+            order[place[c]] = i
+            place[c] += 1
+
+
+def used_order(prior: Prior, counts: npt.NDArray[np.int64], found: list[Array]) -> npt.NDArray[np.int32]:
+    """Order a block's coordinates by class, but only classes where something was found, at `found` in that order."""
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    used = np.zeros(counts.size, np.bool_)
+    for places in found:
+        used |= np.diff(np.searchsorted(places, starts)) > 0
+    order = np.empty(prior.size, np.int32)
+    _arrange_used(prior.ravel(), CLASS_OF, used, starts[:-1].copy(), order)
+    return order
+
+
+@kernel
 def _sift(
     y: Any,
     prior: Any,
@@ -312,13 +332,17 @@ class Reader:
         if not self.decoder.ended():
             raise FrameError("payload does not end with its last symbol")
 
-    def block(self, rows: range, order: Array | None = None) -> tuple[Array, Array, Array]:
-        """Give the coordinates of the next block that are not zero, their symbols, and the contexts' tails."""
+    def read(self, rows: range) -> tuple[Array, Array, Array]:
+        """Give where in the coder's order the next block's symbols lie, the symbols, and the contexts' tails."""
         places, symbols = self.next()
         tails = self.tails(places, len(rows))
-        if self.prior is not None:
-            order = class_order(self.prior[rows.start : rows.stop])[0] if order is None else order
-            places = order[places]
         if rows.stop == self.plan.contexts:
             self.end()
+        return places, symbols, tails
+
+    def block(self, rows: range) -> tuple[Array, Array, Array]:
+        """Give the coordinates of the next block that are not zero, their symbols, and the contexts' tails."""
+        places, symbols, tails = self.read(rows)
+        if self.prior is not None:
+            places = class_order(self.prior[rows.start : rows.stop])[0][places]
         return places, symbols, tails
