@@ -101,19 +101,6 @@ def mixture(values: Reals, variance: Reals) -> Reals:
     return result
 
 
-def shrunk(values: Reals, variance: Reals) -> Reals:
-    """Give the logarithm of the mean probability, where `values` are the mean of its logarithm.
-
-    A codec that shrinks decodes to the mean of what may have been meant. A mixture wants the mean of probabilities,
-    which is larger: by exp(variance / 2) if the error is about normal. Variances beyond 9 count as 9.
-
-    >>> shrunk(np.array([-2.0]), np.array([0.5])).tolist()
-    [-1.75]
-    """
-    raised: Reals = values + np.minimum(variance, np.float32(9)) / np.float32(2)
-    return raised
-
-
 def _unbiased(values: Reals, variance: Reals) -> Reals:
     """Give log-probabilities, with the error's mean factor taken out."""
     logits: Reals = values - _log_factor(values, variance)

@@ -12,7 +12,6 @@ import numpy as np
 
 from fpld.codecs.head import DITHER, GROUPS, PER_GROUP, PRIOR, Head, Table
 from fpld.codecs.prior import CLASS_OF, LOG_PRIOR
-from fpld.combine import shrunk
 from fpld.compiled import kernel
 
 if TYPE_CHECKING:
@@ -246,15 +245,14 @@ def expand_dithered(symbols: npt.NDArray[np.int32], dither: Floats32, prior: Pri
     return _expand_head(y, head, 1 / 12) if prior is None else _expand(y, prior, head.size**2 / 12)
 
 
-def mean_chance(values: Floats32, variance: Floats32, head: Head) -> Floats32:
-    """Give the logarithm of the mean probability, from what a payload decodes to.
+def unbiased(values: Floats32, variance: Floats32, head: Head) -> Floats32:
+    """Give logarithms of unbiased probabilities, from what a payload with dither decodes to.
 
-    Without a prior it is known already: a tail decodes to its share of a mass. With dither y has a uniform error, and
-    p is its fourth power against a prior, or its square: then the factor to take out is exact. Where it would turn a
-    small probability negative it is held at a tenth.
+    y has a uniform error, and p is its fourth power against a prior, or its square: the factor to take out is exact.
+    Where it would turn a small probability negative it is held at a tenth. Without dither values are means already.
     """
     if not head.mode & DITHER:
-        return shrunk(values, variance).astype(np.float32) if head.mode & PRIOR else values
+        return values
     factor = 1 - variance * (0.375 - variance * (21 / 1280)) if head.mode & PRIOR else 1 - variance / 4
     result: Floats32 = (values + np.log(np.maximum(factor, 0.1))).astype(np.float32)
     return result

@@ -78,7 +78,7 @@ def _add_chances(
             changes[k], left = chances[j, s + FEW] - chances[j, FEW], spread[j, s + FEW]
         else:
             value, left = _beyond(s, j, size, cells)
-            changes[k] = np.exp(value + min(left, 9.0) / 2) - chances[j, FEW]
+            changes[k] = np.exp(value) - chances[j, FEW]
         mass[i // vocab] += changes[k]
         noise += left - spread[j, FEW]
     for k in range(places.size):
@@ -119,7 +119,7 @@ class _Node:
         for s in (*range(-FEW, 0), *range(1, FEW + 1)):
             symbols = np.full(_INTEGERS, s, np.int32)
             self.values[:, s + FEW], self.spread[:, s + FEW] = companding.expand_prior(symbols, all_integers, head)
-        self.chances = np.exp(companding.mean_chance(self.values, self.spread, head))
+        self.chances = np.exp(self.values)
         self.zero_chances, self.zero_spread = (x[:, FEW].astype(np.float64) for x in (self.chances, self.spread))
         more, left = companding.beyond(head)
         self.cells = np.stack([more, _ROOT, LOG_PRIOR.astype(np.float32), left])
@@ -204,7 +204,7 @@ def _sum(
         else:
             values, variance = expanded(block, node.reader, node.plan, rows)
             if mixture and node.reader is not None:
-                total += softmax(companding.mean_chance(values, variance, node.reader.head))
+                total += softmax(companding.unbiased(values, variance, node.reader.head))
             else:
                 total += softmax(values) if mixture else values
             noise[k] = variance.sum(dtype=np.float64)

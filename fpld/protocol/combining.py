@@ -161,13 +161,12 @@ class Replies:
         work, seen = rules.running(self.rule), _room(observer.samples, count, some, target.shape[1])
         noise, noise_of, squares = np.zeros((some, target.shape[1])), np.zeros(count), np.zeros(count)
         nothing = np.zeros((1, 1), np.float32)
+        # Means of what may have been meant hold no noise to take out, and students do better without what they lack of
+        # a mean probability (docs/rules.md).
         means = getattr(self.codec, "shrinks", False) and self.rule is rules.mixture
         for k, reply in enumerate(replies):
             values, variance = self._absolute(k, rows, reply), np.asarray(reply.variance, np.float32)
-            if means:
-                work.add(values if self.plans[k].prior is None else rules.shrunk(values, variance), nothing)
-            else:
-                work.add(values, variance)
+            work.add(values, nothing if means else variance)
             noise_of[k] = variance.sum(axis=-1).sum(dtype=np.float64) * (values.size / variance.size)
             noise += np.broadcast_to(variance, values.shape)[:some]
             if observer.squares:
