@@ -25,6 +25,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "I64": np.dtype("<i8"),
     "U8": np.dtype("u1"),
+    "U16": np.dtype("<u2"),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 

@@ -48,7 +48,7 @@ class Plan:
     slot: int = 0
     slots: int = 1
     prior: npt.NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
-    tables: npt.NDArray[np.int32] | None = field(default=None, compare=False, repr=False)
+    tables: npt.NDArray[np.uint16] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.run_key, bytes) or not 16 <= len(self.run_key) <= 64:

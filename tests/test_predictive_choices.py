@@ -198,4 +198,4 @@ def test_what_was_learnt_is_what_the_next_begins_with() -> None:
     totals = np.full(tokens.CLASSES, 1000)
     table = tokens.learnt(tokens.new_models(totals, 100, None, decoder=False))
     again = tokens.learnt(tokens.new_models(totals, 100, table, decoder=False))
-    assert np.abs(again - table).max() < 65536 / 100
+    assert np.abs(again.astype(int) - table).max() < 65536 / 100

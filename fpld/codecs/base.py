@@ -163,7 +163,7 @@ def encode_blocks(codec: Codec, blocks: Iterable[Reals], plan: Plan) -> bytes:
 class Learning(Protocol):
     """A codec that learns as it goes, and can begin the next round with what it has learnt (`Plan.tables`)."""
 
-    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
+    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
         """Refuse an unsound payload, for less than decoding costs; give the tables that it ends with, if any."""
         ...
 

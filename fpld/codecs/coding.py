@@ -44,7 +44,7 @@ def encode(logits: Reals, plan: Plan) -> bytes:
     return best.payload if few.contexts == plan.contexts else _encode(logits, plan, best)
 
 
-def check(payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
+def check(payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
     """Refuse an unsound payload, without the cost of reconstruction; give the tables that it ends with."""
     if len(payload) == 0:
         return None

@@ -111,9 +111,9 @@ class PredictiveCodec:
 
         return summing.sums(payloads, plans, sample, mixture, threads)
 
-    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.int32] | None:
+    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
         """Refuse an unsound payload, without the cost of reconstruction; give the tables that it ends with."""
-        tables: npt.NDArray[np.int32] | None = self._coding.check(payload, plan)
+        tables: npt.NDArray[np.uint16] | None = self._coding.check(payload, plan)
         return tables
 
     @property

@@ -44,10 +44,8 @@ def tables(plan: Plan) -> Array | None:
     """Give the plan's tables, if it has any, and only sound ones."""
     found = plan.tables
     size = tokens.CLASSES * tokens.TOKENS
-    if found is not None and (
-        found.shape != (size,) or found.dtype != np.int32 or found.min() < 1 or found.max() > 65535
-    ):
-        raise InputError(f"tables must be {size} probabilities in 2^-16, int32, got {found!r:.80}")
+    if found is not None and (found.shape != (size,) or found.dtype != np.uint16 or found.min() < 1):
+        raise InputError(f"tables must be {size} probabilities in 2^-16, uint16, none of them zero, got {found!r:.80}")
     return found
 
 
@@ -302,7 +300,7 @@ class Reader:
             raise FrameError("payload's code does not begin as any does: it is cut, or has bytes too many")
 
     @property
-    def tables(self) -> npt.NDArray[np.int32]:
+    def tables(self) -> npt.NDArray[np.uint16]:
         """Give what the coder has learnt, for the next round to begin with."""
         return tokens.learnt(self.decoder.models)
 

@@ -58,7 +58,7 @@ class Models(NamedTuple):
 def first_counts(tables: Array | None, classes: int) -> Array:
     """Give the counts to begin with; without tables expect gaps of any size alike, and small symbols."""
     if tables is not None:
-        learnt: Array = tables.reshape(CLASSES, TOKENS)[[*range(classes - 1), CLASSES - 1]]
+        learnt: Array = tables.reshape(CLASSES, TOKENS)[[*range(classes - 1), CLASSES - 1]].astype(np.int32)
         return (learnt * _LEARNT + (1 << 15)) >> 16
     counts = np.zeros((classes, TOKENS), np.int32)
     counts[:, :_NEAR_GAPS] = 1
@@ -104,7 +104,7 @@ def learnt(models: Models) -> Array:
     counts = models.tables[:, 0].astype(np.int64)
     parts = np.split(counts, [GAPS, GAPS + SIZES], axis=1)
     shares = [(part << 16) // np.maximum(part.sum(axis=1, keepdims=True), 1) for part in parts]
-    found: Array = np.clip(np.concatenate(shares, axis=1), 1, 65535).astype(np.int32).ravel()
+    found: Array = np.clip(np.concatenate(shares, axis=1), 1, 65535).astype(np.uint16).ravel()
     return found
 
 

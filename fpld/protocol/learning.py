@@ -51,7 +51,7 @@ class Learner:
         """Begin the next round with the mean of what the codec has learnt at the nodes, in integers."""
         if learnt:
             tables = np.stack([learnt[node] for node in sorted(learnt)]).astype(np.int64)
-            self.tables = (tables.sum(axis=0) // len(tables)).astype(np.int32)
+            self.tables = (tables.sum(axis=0) // len(tables)).astype(np.uint16)
 
 
 class Observer:

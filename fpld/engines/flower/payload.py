@@ -24,7 +24,15 @@ LETTER = "fpld.letter/1"
 TASK = "fpld.task/1"
 FILE = "fpld.file/1"
 ARRAY = "fpld.array/1"
-_DTYPES = {"float16": "<f2", "float32": "<f4", "float64": "<f8", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
+_DTYPES = {
+    "float16": "<f2",
+    "float32": "<f4",
+    "float64": "<f8",
+    "int16": "<i2",
+    "uint16": "<u2",
+    "int32": "<i4",
+    "int64": "<i8",
+}
 
 
 def bytes_array(data: bytes, stype: str) -> Array:
