@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from fpld import Plan, UniformCodec
-from fpld.codecs import PredictiveCodec, companding, decode_blocks, make_prior
-from fpld.codecs.head import DITHER, PRIOR, Head
-from fpld.codecs.symbols import Reader, block_ranges, dither_of
+from fpld.codecs import PredictiveCodec, decode_blocks, make_prior
+from fpld.codecs.predictive import companding
+from fpld.codecs.predictive.head import DITHER, PRIOR, Head
+from fpld.codecs.predictive.symbols import Reader, block_ranges, dither_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,7 +91,7 @@ def try_blocks(task: tuple[int, int, int]) -> Counter[str]:
 
 
 def try_block(seed: int, number: int) -> list[str]:
-    """Try one block; give what it was."""
+    """Try one block; return what it was."""
     rng = np.random.default_rng([seed, number])
     codec_name = str(rng.choice(list(CODECS), p=[0.6, 0.2, 0.2]))
     kind, prior_kind = str(rng.choice(KINDS)), str(rng.choice(PRIORS))
@@ -138,7 +139,7 @@ def try_block(seed: int, number: int) -> list[str]:
 
 
 def found(payload: bytes, plan: Plan) -> Array:
-    """Give the symbols that a decoder finds."""
+    """Return the symbols that a decoder finds."""
     reader = Reader(payload, plan)
     out = np.zeros(plan.shape, np.int64)
     for rows in block_ranges(plan):
@@ -148,7 +149,7 @@ def found(payload: bytes, plan: Plan) -> Array:
 
 
 def meant(values: Array, plan: Plan, payload: bytes) -> Array:
-    """Give the symbols that plain quantizing gives with the payload's step, and with the next: ties may be parted."""
+    """Return the symbols that plain quantizing gives with the payload's step, and with the next: ties may be parted."""
     head, _ = Head.from_bytes(payload)
     y = companding.compand(values, plan.prior if head.mode & PRIOR else None).astype(np.float64)
     shift = dither_of(plan, range(plan.contexts)) if head.mode & DITHER else 0.0

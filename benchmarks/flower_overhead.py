@@ -54,7 +54,7 @@ class Relay:
 
 
 def fpld(*arguments: object) -> list[str]:
-    """Give the command line of a command."""
+    """Return the command line of a command."""
     return [sys.executable, "-m", "fpld", *map(str, arguments)]
 
 

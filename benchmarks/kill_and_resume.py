@@ -20,13 +20,13 @@ from pathlib import Path
 
 
 def command(config: Path, out: Path) -> list[str]:
-    """Give the command that starts a run in `out`, or resumes it."""
+    """Return the command that starts a run in `out`, or resumes it."""
     more = ["--resume"] if (out / "config.toml").exists() else []
     return [sys.executable, "-m", "fpld", "run", str(config), "--out", str(out), "--json", *more]
 
 
 def finish(config: Path, out: Path) -> bytes:
-    """Run or resume to the end; give the student's bytes."""
+    """Run or resume to the end; return the student's bytes."""
     done = subprocess.run(command(config, out), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
@@ -43,7 +43,7 @@ def kill_after(config: Path, out: Path, seconds: float) -> None:
 
 
 def differing(config: Path, folder: Path, *, trials: int, kills: int, seed: int) -> list[int]:
-    """Give the trials whose student differs from that of an undisturbed run."""
+    """Return the trials whose student differs from that of an undisturbed run."""
     started = time.monotonic()
     expected = finish(config, folder / "undisturbed")
     whole = time.monotonic() - started

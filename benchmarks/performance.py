@@ -34,13 +34,13 @@ def speed(*arguments: str) -> list[dict[str, Any]]:
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Give a table."""
+    """Return a table."""
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
 
 def ratios(rows: list[dict[str, Any]]) -> str:
-    """Give a line for each codec and budget, a column for each operation."""
+    """Return a line for each codec and budget, a column for each operation."""
     operations = list(dict.fromkeys(row["operation"] for row in rows))
     found = {(row["codec"], row["bits"], row["operation"]): row["ratio"] for row in rows}
     pairs = list(dict.fromkeys((row["codec"], row["bits"]) for row in rows))
@@ -52,7 +52,7 @@ def ratios(rows: list[dict[str, Any]]) -> str:
 
 
 def growth(points: list[dict[str, Any]]) -> str:
-    """Give a line for each size of a round."""
+    """Return a line for each size of a round."""
     body = [
         [
             f"{p['nodes']}",
@@ -145,7 +145,7 @@ The last line is a round of 64 nodes. With the rule `mixture`:
 
 
 def _processor() -> str:
-    """Give the processor's name, where the system says it."""
+    """Return the processor's name, where the system says it."""
     info = Path("/proc/cpuinfo")
     names = [line for line in info.read_text().splitlines() if line.startswith("model name")] if info.exists() else []
     return names[0].partition(":")[2].strip() if names else platform.processor() or "unknown processor"

@@ -27,12 +27,12 @@ from fpld.cli.output import Output
 from fpld.config import NodeSection
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import base_file, prepare
-from fpld.federation.store import RunFolder
 from fpld.federation.training import heldout_losses, one_thread
+from fpld.numerics import log_sum_exp
 from fpld.registry import rules as registry
 from fpld.seeds import derive_seed
+from fpld.storage.folder import RunFolder
 from fpld.students import load
-from fpld.students.base import log_sum_exp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,17 +51,17 @@ TOPICS = ("People", "Biology and health sciences", "Physical sciences", "Arts", 
 
 
 def presidents() -> Config:
-    """Give the demonstration: an era at each node."""
+    """Return the demonstration: an era at each node."""
     return configuration.load("demo")[0]
 
 
 def hospitals() -> Config:
-    """Give the hospitals: a specialty at each node."""
+    """Return the hospitals: a specialty at each node."""
     return configuration.load("hospitals")[0]
 
 
 def wikipedia() -> Config:
-    """Give the demonstration's model on lead sections of Wikipedia: a topic at each node, another one public."""
+    """Return the demonstration's model on lead sections of Wikipedia: a topic at each node, another one public."""
     return change(
         presidents(),
         data={"corpus": "wikipedia"},
@@ -71,7 +71,7 @@ def wikipedia() -> Config:
 
 
 def alike() -> Config:
-    """Give the hospitals with abstracts of all specialties dealt at random: nodes that do not differ."""
+    """Return the hospitals with abstracts of all specialties dealt at random: nodes that do not differ."""
     parts = [NodeSection(name=f"part {number}", bits=1.0) for number in range(1, 6)]
     return change(hospitals(), data={"split": "iid"}, nodes=parts)
 
@@ -85,7 +85,7 @@ CORPORA: dict[str, Callable[[], Config]] = {
 
 
 def change(config: Config, **sections: Any) -> Config:
-    """Give the configuration with some keys of some tables changed; what is no table of keys is replaced."""
+    """Return the configuration with some keys of some tables changed; what is no table of keys is replaced."""
     return config.model_copy(
         update={
             name: getattr(config, name).model_copy(update=keys) if isinstance(keys, dict) else keys
@@ -95,7 +95,7 @@ def change(config: Config, **sections: Any) -> Config:
 
 
 def study(config: Config, names: Sequence[str], finalists: Sequence[str], report: Callable[[str], None]) -> list[Row]:
-    """Run a federation for each rule, after the first round for the finalists only; give all rows."""
+    """Run a federation for each rule, after the first round for the finalists only; return all rows."""
     one_thread(config.student["kind"])
     with tempfile.TemporaryDirectory() as folder:
         store = RunFolder(Path(folder))
@@ -133,7 +133,7 @@ def study(config: Config, names: Sequence[str], finalists: Sequence[str], report
 
 
 def train(config: Config, student: Student, texts: Sequence[Array], round: int) -> list[Student]:
-    """Give the nodes' models of a round, trained as in a run of the same seed."""
+    """Return the nodes' models of a round, trained as in a run of the same seed."""
     nodes = [student.copy() for _ in texts]
     for index, (node, tokens) in enumerate(zip(nodes, texts, strict=True)):
         seed = derive_seed(config.run.seed, "local", round, index)
@@ -143,14 +143,14 @@ def train(config: Config, student: Student, texts: Sequence[Array], round: int) 
 
 
 def combined(nodes: Sequence[Student], names: Sequence[str], sequences: Array) -> Iterator[dict[str, Array]]:
-    """Give what each rule makes of the nodes' log-probabilities on the sequences, block by block."""
+    """Return what each rule makes of the nodes' log-probabilities on the sequences, block by block."""
     for blocks in zip(*(node.logit_blocks(sequences, rows=_ROWS) for node in nodes), strict=True):
         values = np.stack([block - log_sum_exp(block)[:, None] for block in blocks])
         yield {name: registry.get(name)(values, np.zeros((1, 1, 1), values.dtype)) for name in names}
 
 
 def targets(nodes: Sequence[Student], names: Sequence[str], sequences: Array) -> dict[str, Array]:
-    """Give what a student learns from on the probe set, for each rule."""
+    """Return what a student learns from on the probe set, for each rule."""
     parts = list(combined(nodes, names, sequences))
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
@@ -158,7 +158,7 @@ def targets(nodes: Sequence[Student], names: Sequence[str], sequences: Array) ->
 def ensemble_losses(
     nodes: Sequence[Student], names: Sequence[str], heldout: Sequence[Array], length: int
 ) -> dict[str, float]:
-    """Give the loss of the ensemble by each rule: the mean over the held-out texts, cut as `Student.loss` cuts them."""
+    """Return the loss of the ensemble by each rule: the mean over held-out texts, cut as `Student.loss` cuts them."""
     found: dict[str, list[float]] = {name: [] for name in names}
     for tokens in heldout:
         nats = dict.fromkeys(names, 0.0)
@@ -176,7 +176,7 @@ def ensemble_losses(
 
 
 def _windows(tokens: Array, length: int) -> Iterator[tuple[Array, Array]]:
-    """Cut a text into windows that see only themselves; the last may be shorter. Give them, and what follows."""
+    """Cut a text into windows that see only themselves; the last may be shorter. Return them, and what follows."""
     count = len(tokens) - 1
     whole = count // length * length
     yield tokens[:whole].reshape(-1, length), tokens[1 : whole + 1]
@@ -189,7 +189,7 @@ def _row(round: int, method: str, heldout: float, student: float | None = None) 
 
 
 def summary(rows: Sequence[Row]) -> list[Row]:
-    """Give each rule's ensemble and student by round, means over seeds, and in how many seeds its student is best."""
+    """Return each rule's ensemble and student by round, means over seeds, and in how many seeds its student is best."""
     found = []
     for corpus, round in dict.fromkeys((row["corpus"], row["round"]) for row in rows):
         here = [

@@ -104,7 +104,7 @@ def child(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
 
 
 def _peak() -> float:
-    """Give this process's peak memory in MB; on Linux getrusage would count what the parent held when it forked."""
+    """Return this process's peak memory in MB; on Linux getrusage would count what the parent held when it forked."""
     status = Path("/proc/self/status")
     if status.exists():
         return int(re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)[0]) * 1024 / 1e6

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fpld.figures import save_figure
-from fpld.reproduce import REPRODUCTIONS
-from fpld.reproduce import fig1 as bounds
-from fpld.reproduce import fig2 as policies
+from fpld.paper.reproduce import REPRODUCTIONS
+from fpld.paper.reproduce import fig1 as bounds
+from fpld.paper.reproduce import fig2 as policies
+from fpld.report.figures import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

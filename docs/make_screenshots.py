@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _plan(page: Page) -> None:
-    """Open the planner on what the run measured, and give it half of what the links could carry."""
+    """Open the planner on what the run measured, and return it half of what the links could carry."""
     page.get_by_role("button", name="planner").click()
     page.locator("#plan figure.chart svg").first.wait_for()
     before = page.locator("#plan .tiles").inner_html()

@@ -21,7 +21,7 @@ probe = bytes(32)  # the digest of the public probe set
 run_key = secrets.token_bytes(16)
 
 # The aggregator plans: more bits to nodes with a wider range (Theorem 5).
-bits = fpld.allocate.optimal(clips**2, total, V, floors=[V] * K)
+bits = fpld.budget.allocators.optimal(clips**2, total, V, floors=[V] * K)
 plans = [
     fpld.Plan(
         run_key=run_key, round=1, node=i, probe=probe, contexts=m, vocab=V, bits=float(bits[i]), clip=float(clips[i])
@@ -36,9 +36,9 @@ frames = [fpld.seal(codec.encode(node_logits[i], plans[i]), plans[i], codec.code
 # The aggregator checks, decodes and averages; the student is the softmax of the mean.
 decoded = [codec.decode(fpld.unseal(frames[i], plans[i], codec.code), plans[i], dtype=np.float64) for i in range(K)]
 values, variance = (np.stack(parts) for parts in zip(*decoded, strict=True))
-mean = fpld.combine.mean(values, variance)
+mean = fpld.rules.builtin.mean(values, variance)
 
-kl = fpld.theory.kl(truth, mean - truth).mean()
+kl = fpld.paper.theory.kl(truth, mean - truth).mean()
 print(f"bits per probe context and node: {bits.round().astype(int).tolist()}")
 print(f"bytes sent: {sum(map(len, frames))} (float32 logits: {4 * K * m * V})")
 print(f"KL(P* || student) = {kl:.3g} nats per token")

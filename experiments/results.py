@@ -26,14 +26,13 @@ from fpld.federation.jobs import Inline
 from fpld.federation.prepare import prepare
 from fpld.federation.rounds import Federation, float32_variant
 from fpld.federation.run import gap_closed, run, versions
-from fpld.federation.store import RunFolder
-from fpld.files import write_atomic
+from fpld.numerics import centre, kl
 from fpld.protocol import Node
-from fpld.quantize import centre
+from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs, rules
-from fpld.theory import kl
+from fpld.storage.files import write_atomic
+from fpld.storage.folder import RunFolder
 from fpld.types import Plan
-from fpld.wire import OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +52,7 @@ Rows = list[dict[str, Any]]
 
 
 def kept(name: str, key: Any, compute: Callable[[], Any]) -> Any:
-    """Give what was computed for this key before, or compute and keep it."""
+    """Return what was computed for this key before, or compute and keep it."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:12]
     file = KEPT / f"{name}-{digest}.json"
     if not file.exists():
@@ -68,12 +67,12 @@ def say(text: str) -> None:
 
 
 def seeded(config: Config, seed: int) -> Config:
-    """Give the configuration with another seed."""
+    """Return the configuration with another seed."""
     return change(config, run={"seed": seed})
 
 
 def change(config: Config, **sections: dict[str, Any]) -> Config:
-    """Give the configuration with some keys of some sections changed."""
+    """Return the configuration with some keys of some sections changed."""
     parts = {name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
     return config.model_copy(update=parts)
 
@@ -101,13 +100,13 @@ def shell(*commands: str) -> str:
 
 
 def whole_run(name: str, seed: int, workers: int) -> Rows:
-    """Run a preset as `fpld run NAME --seed SEED` does, or go on with it; give the table's rows."""
+    """Run a preset as `fpld run NAME --seed SEED` does, or go on with it; return the table's rows."""
     rows: Rows = json.loads((run_folder(name, seed, workers) / "result.json").read_text())
     return rows
 
 
 def run_folder(name: str, seed: int, workers: int) -> Path:
-    """Give the folder of a finished run of a preset."""
+    """Return the folder of a finished run of a preset."""
     config, text = configuration.load(name)
     text = f"# --seed {seed}\n{text}"
     config = change(config, run={"seed": seed}, engine={"workers": workers})
@@ -119,7 +118,7 @@ def run_folder(name: str, seed: int, workers: int) -> Path:
 
 
 def run_table(name: str, seeds: Sequence[int], workers: int) -> str:
-    """Give the table of a preset over seeds, with the share of the gap that each method closes."""
+    """Return the table of a preset over seeds, with the share of the gap that each method closes."""
     runs = [whole_run(name, seed, workers) for seed in seeds]
     body = []
     for methods in zip(*runs, strict=True):
@@ -145,7 +144,7 @@ def _percent(shares: Sequence[Any]) -> str:
 
 
 def run_commands(name: str, seeds: Sequence[int]) -> str:
-    """Give the commands that print the runs of a table."""
+    """Return the commands that print the runs of a table."""
     return shell(*(f"fpld run {name} --seed {seed} --out runs/{name}-{seed}" for seed in seeds))
 
 
@@ -181,7 +180,7 @@ def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Ro
 
 
 def studies(name: str, variants: dict[str, Config]) -> dict[str, list[Rows]]:
-    """Give the rows of every variant for every seed; variants of a seed share texts, probe set and base model."""
+    """Return the rows of every variant for every seed; variants of a seed share texts, probe set and base model."""
     found: dict[str, list[Rows]] = {variant: [] for variant in variants}
     for seed in STUDY_SEEDS:
         for variant, config in variants.items():
@@ -200,7 +199,7 @@ def studies(name: str, variants: dict[str, Config]) -> dict[str, list[Rows]]:
 
 
 def adaptive_variants() -> dict[str, Config]:
-    """Give the ways to share out the same total."""
+    """Return the ways to share out the same total."""
     preset, _ = configuration.load("adaptive")
     free = [node.model_copy(update={"clip": None}) for node in preset.nodes]
     uniform = change(preset, budget={"allocator": "uniform", "estimator": "none"})
@@ -220,7 +219,7 @@ REGIMES = {
 
 
 def refinement_variants() -> dict[str, Config]:
-    """Give vanilla and refinement in the two regimes, and what exact logits would give."""
+    """Return vanilla and refinement in the two regimes, and what exact logits would give."""
     preset, _ = configuration.load("refinement")
     found = {}
     for regime, rates in (("learning", (2.0, 0.2)), ("settled", (0.2, 0.02))):

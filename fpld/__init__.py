@@ -1,17 +1,21 @@
 """Federated Probe-Logit Distillation: one language model from text that may not leave its sites.
 
-Start with `Plan`, a codec and a rule (examples/one_round.py reads like the paper's Algorithm 1); `fpld.theory` has
-the paper's statements, `fpld.allocate` its allocators, `fpld.combine` its rules, `fpld.registry` all of them by name.
+Start with `Plan`, a codec and a rule (examples/one_round.py reads like the paper's Algorithm 1). `fpld.theory` has
+the paper's statements, `fpld.allocators` its allocators, `fpld.rules` its rules, `fpld.registry` all of them by name.
 """
 
-from fpld import allocate, combine, refine, registry, theory
+from fpld import registry
+from fpld.budget import allocators
+from fpld.budget.estimators import Moments, distortion_weights
 from fpld.codecs import Codec, UniformCodec
-from fpld.dither import Dither
+from fpld.codecs.dither import Dither
 from fpld.errors import BudgetError, FpldError, FrameError, InputError, MissingExtraError
-from fpld.estimate import Moments, distortion_weights
-from fpld.quantize import Quantizer, centre, paper_quantizer, wire_quantizer
+from fpld.numerics import centre
+from fpld.paper import refine, theory
+from fpld.paper.quantize import Quantizer, paper_quantizer, wire_quantizer
+from fpld.protocol.wire import seal, unseal
+from fpld.rules import builtin as combine
 from fpld.types import Decoded, Plan
-from fpld.wire import seal, unseal
 
 __version__ = "0.1.0"
 
@@ -28,7 +32,7 @@ __all__ = [
     "Plan",
     "Quantizer",
     "UniformCodec",
-    "allocate",
+    "allocators",
     "centre",
     "combine",
     "distortion_weights",

@@ -40,7 +40,7 @@ def inlined(function: F) -> F:
 
 @cache
 def available() -> bool:
-    """Say whether there is numba; if not, say once that NumPy serves in its place."""
+    """Return whether there is numba; if not, say once that NumPy serves in its place."""
     found = find_spec("numba") is not None
     if not found:
         logging.getLogger("fpld").warning(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fpld.errors import InputError
-from fpld.files import read_utf8
+from fpld.storage.files import read_utf8
 from fpld.units import parse_rate
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -139,7 +139,7 @@ class TrainSection(Section):
     public_weight: Annotated[float, Field(ge=0)] = 0.0
 
     def rate_in(self, round: int, rounds: int) -> float | None:
-        """Give the learning rate of a round: from `rate` to `last_rate` in equal steps."""
+        """Return the learning rate of a round: from `rate` to `last_rate` in equal steps."""
         if self.rate is None or self.last_rate is None or rounds == 1:
             return self.rate
         return self.rate + (self.last_rate - self.rate) * (round - 1) / (rounds - 1)
@@ -207,7 +207,7 @@ class Config(Section):
 
     @property
     def model_path(self) -> str:
-        """Give the path or name of the pretrained model whose tokenizer is used, or nothing."""
+        """Return the path or name of the pretrained model whose tokenizer is used, or nothing."""
         path = self.tokenizer.path or self.student.get("path")
         return path if isinstance(path, str) else ""
 
@@ -229,7 +229,7 @@ def parse_toml(cls: type[S], text: str, source: str) -> S:
 
 
 def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
-    """Read a configuration file, or a preset by its name; give it and its text. `seed` takes the place of run.seed."""
+    """Read a configuration file, or a preset by its name; return it and its text. `seed` replaces run.seed."""
     config, text = _load(path)
     if seed is None:
         return config, text

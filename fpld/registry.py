@@ -1,77 +1,88 @@
-"""Allocators, rules and codecs by name: the package's own, those of installed packages, those of a call.
+"""Extension points by name: one table for each, of what the package brings, what others install, what a script adds.
 
-A package from outside joins by an entry point in the group `fpld.allocators`, `fpld.rules` or `fpld.codecs`; a
-script joins by `register`. A name has one owner: a second one is refused.
+All have one form. What comes with the package is named as an entry point is, `module:attribute`, and imported when it
+is first asked for. A package from outside joins by an entry point in the group `fpld.codecs`, `fpld.rules`,
+`fpld.allocators` or `fpld.students`; a script joins by `register`.
+A name has one owner: a second one is refused.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from fpld import allocate, combine
-from fpld.codecs import Float32Codec, PredictiveCodec, UniformCodec
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
-    from fpld.allocate import Allocator
+    from collections.abc import Mapping
+
+    from fpld.budget.allocators import Allocator
     from fpld.codecs import Codec
-    from fpld.combine import Rule
+    from fpld.rules.builtin import Rule
+    from fpld.students import Student
 
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Hold the implementations of one extension point."""
+    """Hold the implementations of one extension point; `group` is its group of entry points."""
 
-    def __init__(self, kind: str, own: dict[str, T]) -> None:
-        self.kind = kind
-        self._known = dict(own)
+    def __init__(self, kind: str, group: str, own: Mapping[str, str]) -> None:
+        self.kind, self.group = kind, group
+        self._own = [EntryPoint(name, value, group) for name, value in own.items()]
+        self._loaded: dict[str, T] = {}
 
     def register(self, name: str, item: T) -> None:
         """Add an implementation for this process."""
         if name in self.names():
             raise InputError(f"{self.kind} {name!r} exists already: choose another name")
-        self._known[name] = item
+        self._loaded[name] = item
 
     def names(self) -> list[str]:
         """List what can be asked for; nothing is imported for it."""
-        return sorted({*self._known, *(entry.name for entry in self._entries())})
+        return sorted({*self._loaded, *(entry.name for entry in (*self._own, *self._installed()))})
 
     def get(self, name: str) -> T:
-        """Give the implementation of this name, importing it from the package that offers it if need be."""
-        if name not in self._known:
-            for entry in self._entries():
+        """Return the implementation of this name, importing it if need be."""
+        if name not in self._loaded:
+            for entry in (*self._own, *self._installed()):
                 if entry.name == name:
-                    self._known[name] = entry.load()
+                    self._loaded[name] = entry.load()
                     break
             else:
                 raise InputError(f"{self.kind} must be one of {', '.join(self.names())}, got {name!r}")
-        return self._known[name]
+        return self._loaded[name]
 
-    def _entries(self) -> EntryPoints:
-        return entry_points(group=f"fpld.{self.kind}s")
+    def _installed(self) -> EntryPoints:
+        return entry_points(group=self.group)
 
 
-allocators: Registry[Allocator] = Registry(
-    "allocator", {"optimal": allocate.optimal, "uniform": allocate.uniform, "inverse": allocate.inverse}
+codecs: Registry[Codec] = Registry(
+    "codec",
+    "fpld.codecs",
+    {
+        "uniform": "fpld.codecs.uniform.codec:UNIFORM",
+        "float32": "fpld.codecs.float32:FLOAT32",
+        "predictive": "fpld.codecs.predictive.codec:PREDICTIVE",
+        "predictive-strict": "fpld.codecs.predictive.codec:PREDICTIVE_STRICT",
+    },
 )
 rules: Registry[Rule] = Registry(
     "rule",
-    {
-        "mean": combine.mean,
-        "precision": combine.precision,
-        "trimmed": combine.trimmed,
-        "median": combine.median,
-        "mixture": combine.mixture,
-    },
+    "fpld.rules",
+    {name: f"fpld.rules.builtin:{name}" for name in ("mean", "precision", "trimmed", "median", "mixture")},
 )
-codecs: Registry[Codec] = Registry(
-    "codec",
+allocators: Registry[Allocator] = Registry(
+    "allocator",
+    "fpld.allocators",
+    {name: f"fpld.budget.allocators:{name}" for name in ("optimal", "uniform", "inverse")},
+)
+students: Registry[type[Student]] = Registry(
+    "student kind",
+    "fpld.students",
     {
-        "uniform": UniformCodec(),
-        "float32": Float32Codec(),
-        "predictive": PredictiveCodec(),
-        "predictive-strict": PredictiveCodec(code=4, strict=True),
+        "ngram": "fpld.students.ngram:NGram",
+        "transformer": "fpld.students.transformer:Transformer",
+        "huggingface": "fpld.students.huggingface:HuggingFace",
     },
 )

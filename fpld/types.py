@@ -28,9 +28,9 @@ class Plan:
 
     `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
     centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
-    logits that both ends hold exactly, in small integers (see `fpld.codecs.predictive`). With `slots` > 1 the dither is
-    stratified over that many nodes, of which this one is number `slot` (see `fpld.dither`). `tables` are what a codec
-    that learns begins with: what it had learnt at the end of the round before.
+    logits that both ends hold exactly, in small integers (see `fpld.codecs.prior`). With `slots` > 1 the dither is
+    stratified over that many nodes, of which this one is number `slot` (see `fpld.codecs.dither`). `tables` are what a
+    codec that learns begins with: what it had learnt at the end of the round before.
 
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
     >>> plan.budget_bytes
@@ -72,14 +72,14 @@ class Plan:
 
     @property
     def budget_bytes(self) -> int:
-        """Give the whole bytes that `contexts * bits` bits hold: no payload is longer."""
+        """Return the whole bytes that `contexts * bits` bits hold: no payload is longer."""
         # Exact: a float is a ratio of integers, and m * B in floats could round up past a byte.
         numerator, denominator = float(self.bits).as_integer_ratio()
         return self.contexts * numerator // (8 * denominator)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Give the shape [m, V] of the logits."""
+        """Return the shape [m, V] of the logits."""
         return self.contexts, self.vocab
 
 

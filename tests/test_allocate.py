@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
 
-from fpld import BudgetError, InputError, allocate
-from fpld.theory import allocation_optimum, objective
+from fpld import BudgetError, InputError
+from fpld.budget import allocators
+from fpld.paper.theory import allocation_optimum, objective
 
 if TYPE_CHECKING:
-    from fpld.allocate import Allocator
+    from fpld.budget.allocators import Allocator
     from fpld.types import Floats
 
-ALLOCATORS = [allocate.optimal, allocate.uniform, allocate.inverse]
+ALLOCATORS = [allocators.optimal, allocators.uniform, allocators.inverse]
 
 
 def instance(rng: np.random.Generator) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def test_kkt_conditions_on_1000_random_instances() -> None:
     rng = np.random.default_rng(2)
     for _ in range(1000):
         case = instance(rng)
-        bits = allocate.optimal(**case)
+        bits = allocators.optimal(**case)
         gain = case["weights"] * np.exp2(-2 * bits / case["vocab"])
         near = 1e-9 * max(case["total"], 1)
         low, high = bits <= case["floors"] + near, bits >= case["caps"] - near
@@ -67,7 +68,7 @@ def scipy_bits(case: dict[str, Any]) -> tuple[float, bool]:
     """Theorem 5's problem in units of V/2 bits, by SLSQP; its objective and whether it converged."""
     weights, unit = case["weights"] / case["weights"].max(), case["vocab"] / 2
     low, high, total = case["floors"] / unit, case["caps"] / unit, case["total"] / unit
-    start = allocate.uniform(**case) / unit
+    start = allocators.uniform(**case) / unit
     found = optimize.minimize(
         lambda x: float((weights * np.exp2(-x)).sum()),
         start,
@@ -86,7 +87,7 @@ def test_no_worse_than_a_scipy_solver_on_1000_random_instances() -> None:
     agreed = 0
     for _ in range(1000):
         case = instance(rng)
-        ours = objective(allocate.optimal(**case), case["weights"], case["vocab"]).total
+        ours = objective(allocators.optimal(**case), case["weights"], case["vocab"]).total
         theirs, converged = scipy_bits(case)
         if converged:
             assert ours <= theirs * (1 + 1e-5)
@@ -97,20 +98,20 @@ def test_no_worse_than_a_scipy_solver_on_1000_random_instances() -> None:
 def test_closed_form_without_limits() -> None:
     weights, total, vocab = np.array([0.5, 3.0, 7.0]), 5000.0, 300
     expected = total / 3 + vocab / 2 * np.log2(weights / np.exp(np.log(weights).mean()))
-    bits = allocate.optimal(weights, total, vocab)
+    bits = allocators.optimal(weights, total, vocab)
     assert bits == pytest.approx(expected)
     assert objective(bits, weights, vocab).total == pytest.approx(allocation_optimum(weights, total, vocab))
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=8), st.floats(100, 5000), st.floats(0.1, 10))
 def test_scaling_weights_changes_nothing(weights: list[float], total: float, factor: float) -> None:
-    once = allocate.optimal(weights, total, 64)
-    assert allocate.optimal(np.array(weights) * factor, total, 64) == pytest.approx(once, abs=1e-6)
+    once = allocators.optimal(weights, total, 64)
+    assert allocators.optimal(np.array(weights) * factor, total, 64) == pytest.approx(once, abs=1e-6)
 
 
 def test_equal_weights_are_uniform_and_double_weight_is_half_a_vocabulary_more() -> None:
-    assert allocate.optimal([3, 3, 3], 300, 10).tolist() == pytest.approx([100, 100, 100])
-    bits = allocate.optimal([1, 2], 1000, 64)
+    assert allocators.optimal([3, 3, 3], 300, 10).tolist() == pytest.approx([100, 100, 100])
+    bits = allocators.optimal([1, 2], 1000, 64)
     assert bits[1] - bits[0] == pytest.approx(32)
 
 
@@ -140,25 +141,25 @@ def test_bad_and_infeasible_input_is_refused(allocator: Allocator, change: dict[
 
 
 def test_inverse_gives_in_proportion() -> None:
-    assert allocate.inverse([1, 4], 100, 8).tolist() == pytest.approx([80, 20])
+    assert allocators.inverse([1, 4], 100, 8).tolist() == pytest.approx([80, 20])
 
 
 @given(st.lists(st.floats(0, 1000), min_size=1, max_size=20))
 def test_rounding_keeps_the_total_and_moves_no_node_by_a_bit(bits: list[float]) -> None:
-    whole = allocate.round_bits(bits)
+    whole = allocators.round_bits(bits)
     assert abs(whole.sum() - sum(bits)) < 1
     assert whole.sum() <= sum(bits) + 1e-6
     assert (np.abs(whole - np.array(bits)) < 1).all()
 
 
 def test_rounding_never_passes_a_cap() -> None:
-    assert allocate.round_bits([10.5, 10.5], caps=[10.5, 20]).tolist() == [10, 11]
+    assert allocators.round_bits([10.5, 10.5], caps=[10.5, 20]).tolist() == [10, 11]
 
 
 def test_a_million_nodes() -> None:
     rng = np.random.default_rng(5)
     caps = rng.uniform(300, 2000, 10**6)
-    bits = allocate.optimal(np.exp(rng.normal(size=10**6)), 5e8, 256, caps, np.full(10**6, 10.0))
+    bits = allocators.optimal(np.exp(rng.normal(size=10**6)), 5e8, 256, caps, np.full(10**6, 10.0))
     assert bits.sum() == pytest.approx(5e8, rel=1e-12)
     assert (bits <= caps).all()
 
@@ -169,7 +170,7 @@ def test_equal_slopes_is_what_a_solver_finds() -> None:
         levels, rates = rng.normal(0, 1, 5), rng.uniform(0.05, 0.3, 5)
         caps, floors = rng.uniform(100, 400, 5), rng.uniform(1, 20, 5)
         total = float(rng.uniform(floors.sum() * 1.1, caps.sum() * 0.95))
-        bits = allocate.equal_slopes(levels, rates, total, caps, floors)
+        bits = allocators.equal_slopes(levels, rates, total, caps, floors)
 
         def loss(b: Floats, levels: Floats = levels, rates: Floats = rates) -> float:
             return float(np.exp(levels - rates * np.sqrt(b)).sum())
@@ -190,6 +191,6 @@ def test_equal_slopes_is_what_a_solver_finds() -> None:
 
 def test_equal_slopes_refuses_nonsense() -> None:
     with pytest.raises(InputError, match="rates finite and greater than 0"):
-        allocate.equal_slopes([0.0, 0.0], [0.1, 0.0], 10.0)
+        allocators.equal_slopes([0.0, 0.0], [0.1, 0.0], 10.0)
     with pytest.raises(BudgetError, match="total must be at most"):
-        allocate.equal_slopes([0.0, 0.0], [0.1, 0.1], 10.0, caps=[2.0, 2.0])
+        allocators.equal_slopes([0.0, 0.0], [0.1, 0.1], 10.0, caps=[2.0, 2.0])

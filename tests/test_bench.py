@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fpld import bench
-from fpld.arrays import write_arrays
 from fpld.bench.scenes import gaussian, zipf
 from fpld.cli import main
+from fpld.storage.arrays import write_arrays
 
 COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio", "above_limit"]
 OWN = {"float32", "predictive", "predictive-strict", "uniform", "uniform-clip"}

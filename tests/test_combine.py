@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fpld import InputError, combine
+from fpld import InputError
+from fpld.rules import builtin as combine
 
 if TYPE_CHECKING:
-    from fpld.combine import Rule
-from fpld.theory import softmax
+    from fpld.rules.builtin import Rule
+from fpld.numerics import softmax
 
 RULES = [
     pytest.param(combine.mean, id="mean"),

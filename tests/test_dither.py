@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fpld import Dither, InputError, Quantizer, paper_quantizer, wire_quantizer
-from fpld.dither import philox4x32, uniform
+from fpld.codecs.dither import philox4x32, uniform
 
 # Random123's known answers for philox4x32-10: counter, key, output.
 KNOWN = [

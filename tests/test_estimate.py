@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fpld import Decoded, InputError, Moments, Plan, UniformCodec, allocate, distortion_weights, estimate, theory
+from fpld import Decoded, InputError, Moments, Plan, UniformCodec, distortion_weights
+from fpld.budget import allocators, estimators
 from fpld.codecs import PredictiveCodec, make_prior
-from fpld.theory import objective
+from fpld.paper import theory
+from fpld.paper.theory import objective
 from tests.helpers import make_plan
 
 CLIPS = np.array([1.0, 4.0])
@@ -40,10 +42,10 @@ def test_streaming_follows_a_drift_that_the_warmup_average_misses() -> None:
         steady, streaming = steady.update(decoded), streaming.update(decoded)
     now = np.array([1.0, 16.0])
     cost = {
-        name: objective(allocate.optimal(state.weights(), 80, 20), now, 20).total
+        name: objective(allocators.optimal(state.weights(), 80, 20), now, 20).total
         for name, state in (("steady", steady), ("streaming", streaming))
     }
-    best = objective(allocate.optimal(now, 80, 20), now, 20).total
+    best = objective(allocators.optimal(now, 80, 20), now, 20).total
     assert cost["streaming"] < best * 1.02 < best * 1.04 < cost["steady"]
 
 
@@ -103,7 +105,7 @@ def test_a_loss_curve_foretells_what_other_budgets_lose() -> None:
 
     plan, decoded = sent(0.8)
     noise = float((theory.softmax(decoded.values) * decoded.variance).sum()) / 2 / 120
-    level, rate = estimate.loss_curve(codec, plan, decoded.values, noise)
+    level, rate = estimators.loss_curve(codec, plan, decoded.values, noise)
     for bits in (0.4, 0.8, 1.0):
         assert np.exp(level - rate * np.sqrt(bits * 256)) == pytest.approx(lost(bits), rel=0.35)
 
@@ -113,9 +115,9 @@ def test_agreement_is_told_from_difference() -> None:
     weights = np.full((50, 40), 1 / 40)
     same = rng.normal(0, 1, (50, 40))
     noise = np.full((4, 50, 40), 0.01)
-    agree, differ = estimate.Agreement(), estimate.Agreement()
+    agree, differ = estimators.Agreement(), estimators.Agreement()
     agree.add(same + rng.normal(0, 0.1, (4, 50, 40)), noise, weights)
     differ.add(rng.normal(0, 1, (4, 50, 40)), noise, weights)
     assert agree.reached
     assert not differ.reached
-    assert not estimate.Agreement().reached
+    assert not estimators.Agreement().reached

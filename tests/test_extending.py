@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in (registry.allocators, registry.rules, registry.codecs):
-        monkeypatch.setattr(table, "_known", dict(table._known))
+        monkeypatch.setattr(table, "_loaded", dict(table._loaded))
 
 
 @pytest.mark.usefixtures("fresh")
@@ -49,7 +49,7 @@ def test_entry_points_of_other_packages_are_found(tmp_path: Path, monkeypatch: p
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-package\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fpld.rules]\nevenly = other_package:evenly\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    rules: Registry[object] = Registry("rule", {})
+    rules: Registry[object] = Registry("rule", "fpld.rules", {})
     assert rules.names() == ["evenly"]
     assert callable(rules.get("evenly"))
 

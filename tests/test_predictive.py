@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fpld import BudgetError, FrameError, InputError, UniformCodec, theory
-from fpld.codecs import PredictiveCodec, ans, decode_blocks, make_prior, small, tokens
+from fpld import BudgetError, FrameError, InputError, UniformCodec
+from fpld.codecs import PredictiveCodec, decode_blocks, make_prior
+from fpld.codecs.predictive import ans, small, tokens
 from fpld.codecs.prior import LEAST_PRIOR
+from fpld.paper import theory
 from tests.helpers import ADVERSARIAL, make_plan
 
 CODEC = PredictiveCodec()

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks.budget import try_blocks
-from fpld import FrameError, InputError, theory
-from fpld.codecs import PredictiveCodec, make_prior, tokens
-from fpld.codecs.head import DITHER, PRIOR
-from fpld.codecs.strict import slices
+from fpld import FrameError, InputError
+from fpld.codecs import PredictiveCodec, make_prior
+from fpld.codecs.predictive import tokens
+from fpld.codecs.predictive.head import DITHER, PRIOR
+from fpld.codecs.predictive.strict import slices
+from fpld.paper import theory
 from tests.helpers import make_plan
 from tests.test_predictive import CODEC, NODES, M, V, combined_kl, scene
 

@@ -11,7 +11,7 @@ import pytest
 from fpld import config as configuration
 from fpld.federation.run import run
 from fpld.federation.training import make_student
-from fpld.wire import OVERHEAD
+from fpld.protocol.wire import OVERHEAD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +104,7 @@ def shrink(config: Config, folder: Path) -> Config:
 
 
 def small(student: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Give a small student of the same kind; of two transformers that differ, the small ones differ too."""
+    """Return a small student of the same kind; of two transformers that differ, the small ones differ too."""
     if student is None or student["kind"] == "ngram":
         return student and {**student, "buckets": 64, "batch": 16}
     return {**SMALL, "layers": student["layers"]}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpld.codecs.radix import MAX_LEVELS, MAX_RADIX, WORD, layout, pack, radices, unpack
+from fpld.codecs.uniform.radix import MAX_LEVELS, MAX_RADIX, WORD, layout, pack, radices, unpack
 
 sizes = st.integers(2, 400).flatmap(lambda v: st.tuples(st.just(v), st.integers(0, 2 * v)))
 

@@ -7,9 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fpld import UniformCodec, refine, wire_quantizer
-from fpld.refine import Refinement, paper_channel
-from fpld.simulate import node_dither
+from fpld import UniformCodec, wire_quantizer
+from fpld.paper import refine
+from fpld.paper.refine import Refinement, paper_channel
+from fpld.paper.simulate import node_dither
 from tests.helpers import make_plan
 
 SHAPE = (3, 20, 40)

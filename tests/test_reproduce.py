@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fpld.reproduce import REPRODUCTIONS
+from fpld.paper.reproduce import REPRODUCTIONS
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fpld import InputError, allocate, theory
-from fpld.simulate import Draw, Target
-from fpld.theory.cumulants import CUBIC
+from fpld import InputError
+from fpld.budget import allocators
+from fpld.paper import theory
+from fpld.paper.simulate import Draw, Target
+from fpld.paper.theory.cumulants import CUBIC
 
 logit_rows = arrays(np.float64, st.integers(2, 30), elements=st.floats(-20, 20))
 
@@ -132,8 +134,8 @@ def test_lemma_8_transfer(nodes: list[tuple[float, float]], eta: float) -> None:
     weights = np.array([w for w, _ in nodes])
     estimate = weights * (1 + eta * np.array([e for _, e in nodes]))
     total = 64.0 * len(nodes) * 20  # so much that no allocation meets the floor at zero
-    best = theory.objective(allocate.optimal(weights, total, 64), weights, 64).total
-    plugged = theory.objective(allocate.optimal(estimate, total, 64), weights, 64).total
+    best = theory.objective(allocators.optimal(weights, total, 64), weights, 64).total
+    plugged = theory.objective(allocators.optimal(estimate, total, 64), weights, 64).total
     assert plugged <= best * theory.transfer(eta) * (1 + 1e-9)
 
 
@@ -162,7 +164,7 @@ def test_corollary_6() -> None:
 
 def test_theorem_5_optimum_is_the_objective_at_the_optimum() -> None:
     weights = [1.0, 1.0, 16.0, 16.0]
-    bits = allocate.optimal(weights, 4096, 256)
+    bits = allocators.optimal(weights, 4096, 256)
     assert theory.objective(bits, weights, 256).total == pytest.approx(theory.allocation_optimum(weights, 4096, 256))
     assert theory.objective(bits, weights, 256).terms.shape == (4,)
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpld import BudgetError, FrameError, UniformCodec, seal, unseal
-from fpld.wire import HEADER, OVERHEAD
+from fpld.protocol.wire import HEADER, OVERHEAD
 from tests.helpers import make_plan
 
 PLAN = make_plan()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def peers(nodes: int) -> dict[str, Codec]:
-    """Give every peer by name, for a federation of `nodes` nodes."""
+    """Return every peer by name, for a federation of `nodes` nodes."""
     return {
         "stochastic": StochasticCodec(),
         "correlated": CorrelatedCodec(nodes=nodes),

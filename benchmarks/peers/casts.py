@@ -20,11 +20,11 @@ class Float16Codec(RowCodec):
     code: int = 32807
 
     def least_bytes(self, vocab: int) -> int:
-        """Give two bytes for each logit."""
+        """Return two bytes for each logit."""
         return 2 * vocab
 
     def most_bytes(self, vocab: int) -> int:
-        """Give two bytes for each logit."""
+        """Return two bytes for each logit."""
         return 2 * vocab
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
@@ -44,11 +44,11 @@ class Int8Codec(RowCodec):
     code: int = 32808
 
     def least_bytes(self, vocab: int) -> int:
-        """Give a scale and a byte for each logit."""
+        """Return a scale and a byte for each logit."""
         return 2 + vocab
 
     def most_bytes(self, vocab: int) -> int:
-        """Give a scale and a byte for each logit."""
+        """Return a scale and a byte for each logit."""
         return 2 + vocab
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:

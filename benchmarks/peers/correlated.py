@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.peers.stochastic import StochasticCodec
-from fpld.dither import Dither
+from fpld.codecs.dither import Dither
 
 if TYPE_CHECKING:
     from benchmarks.peers.rows import Floats32
@@ -42,12 +42,12 @@ class CorrelatedCodec(StochasticCodec):
         return (whole + (self._thresholds(plan, rows) < cell - whole)).astype(np.int64)
 
     def place(self, symbols: Ints, levels: Ints, plan: Plan, rows: range) -> tuple[Reals, Reals]:
-        """Give the place of each level on the shared grid, and the step."""
+        """Return the place of each level on the shared grid, and the step."""
         start, step = self._grid(levels, plan, rows)
         return start + symbols * step, step
 
     def _grid(self, levels: Ints, plan: Plan, rows: range) -> tuple[Floats, Floats]:
-        """Give the first level and the step: N levels of step (N + 1) / (N (N - 1)) from a point in (-1/N, 0)."""
+        """Return the first level and the step: N levels of step (N + 1) / (N (N - 1)) from a point in (-1/N, 0)."""
         if (levels == 2).all():
             return np.zeros(1), np.ones(1)
         shift = self._stream(plan, 1).block(rows, plan.vocab) + 0.5
@@ -55,7 +55,7 @@ class CorrelatedCodec(StochasticCodec):
         return start, np.where(levels == 2, 1.0, (levels + 1) / (levels * (levels - 1)))
 
     def _thresholds(self, plan: Plan, rows: range) -> Floats:
-        """Give this node's thresholds in (0, 1), stratified over the nodes of its group."""
+        """Return this node's thresholds in (0, 1), stratified over the nodes of its group."""
         group, index = divmod(plan.node, GROUP)
         size = max(min(self.nodes - group * GROUP, GROUP), index + 1)
         words = self._stream(plan, 0).words(rows, plan.vocab).astype(np.uint64)

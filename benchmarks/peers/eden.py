@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, from_bits, pad, read_half, to_bits, write_half
-from fpld.dither import Dither
+from fpld.codecs.dither import Dither
 
 if TYPE_CHECKING:
     from fpld.types import Plan, Reals
@@ -37,11 +37,11 @@ class EdenCodec(RowCodec):
     code: int = 32803
 
     def least_bytes(self, vocab: int) -> int:
-        """Give the bytes of a header and eight coordinates."""
+        """Return the bytes of a header and eight coordinates."""
         return HEADER + 1
 
     def most_bytes(self, vocab: int) -> int:
-        """Give the bytes at eight bits for each rotated coordinate."""
+        """Return the bytes at eight bits for each rotated coordinate."""
         return HEADER + _dimension(vocab) * MOST_BITS // 8
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
@@ -86,7 +86,7 @@ def _dimension(vocab: int) -> int:
 
 
 def _split(dimension: int, total: int) -> list[tuple[slice, int]]:
-    """Give the columns that take b + 1 bits and those that take b; columns without bits are left out."""
+    """Return the columns that take b + 1 bits and those that take b; columns without bits are left out."""
     bits, more = divmod(total, dimension)
     parts = [(slice(0, more), bits + 1), (slice(more, dimension), bits)]
     return [(columns, width) for columns, width in parts if width and columns.stop > columns.start]
@@ -121,7 +121,7 @@ def _matrix(size: int) -> Floats32:
 
 @cache
 def _centroids(bits: int) -> Floats32:
-    """Give the Lloyd-Max centroids of a normal variable: each the mean of its cell, each boundary half-way."""
+    """Return the Lloyd-Max centroids of a normal variable: each the mean of its cell, each boundary half-way."""
     normal, levels = NormalDist(), 1 << bits
     spread = NormalDist(sigma=math.sqrt(3))  # the best density of centroids is the cube root of the normal's
     points = np.array([spread.inv_cdf((i + 0.5) / levels) for i in range(levels)])
@@ -144,7 +144,7 @@ def _boundaries(bits: int) -> Floats32:
 
 @cache
 def _kept(bits: int) -> float:
-    """Give E[Q^2], the share of a normal variable's variance that its centroids keep."""
+    """Return E[Q^2], the share of a normal variable's variance that its centroids keep."""
     points = _centroids(bits).astype(np.float64)
     cdf = [0.0, *(NormalDist().cdf(float(edge)) for edge in _boundaries(bits)), 1.0]
     return float((np.diff(cdf) * points**2).sum())

@@ -34,11 +34,11 @@ class PolynomialCodec(RowCodec):
     code: int = 32805
 
     def least_bytes(self, vocab: int) -> int:
-        """Give the bytes of a header and a few tokens."""
+        """Return the bytes of a header and a few tokens."""
         return _size(vocab, min(LEAST, vocab))
 
     def most_bytes(self, vocab: int) -> int:
-        """Give the bytes of all tokens."""
+        """Return the bytes of all tokens."""
         return _size(vocab, vocab)
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
@@ -77,7 +77,7 @@ def _size(vocab: int, count: int) -> int:
 
 
 def _count(vocab: int, size: int) -> int:
-    """Give the most tokens that fit into a row of `size` bytes."""
+    """Return the most tokens that fit into a row of `size` bytes."""
     count = min(8 * (size - HEADER) // index_bits(vocab), vocab)
     while _size(vocab, count) > size:
         count -= max((_size(vocab, count) - size) * 8 // (index_bits(vocab) + 16), 1)
@@ -85,13 +85,13 @@ def _count(vocab: int, size: int) -> int:
 
 
 def _powers(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Give the terms at each rank, [count, TERMS]; ranks run from 0 to 1."""
+    """Return the terms at each rank, [count, TERMS]; ranks run from 0 to 1."""
     rank = np.arange(count) / count
     return np.stack([np.ones(count), rank, rank**2, np.sqrt(rank)], axis=1)
 
 
 @lru_cache(maxsize=16)
 def _fit(count: int) -> Floats32:
-    """Give the matrix [count, TERMS] that takes values to the terms of least squares."""
+    """Return the matrix [count, TERMS] that takes values to the terms of least squares."""
     inverse: Floats32 = np.linalg.pinv(_powers(count)).T.astype(np.float32)
     return inverse

@@ -35,11 +35,11 @@ class RowCodec(ABC):
 
     @abstractmethod
     def least_bytes(self, vocab: int) -> int:
-        """Give the fewest bytes of a row that the peer works with."""
+        """Return the fewest bytes of a row that the peer works with."""
 
     @abstractmethod
     def most_bytes(self, vocab: int) -> int:
-        """Give the bytes of a row beyond which more are of no use."""
+        """Return the bytes of a row beyond which more are of no use."""
 
     @abstractmethod
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
@@ -47,21 +47,21 @@ class RowCodec(ABC):
 
     @abstractmethod
     def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
-        """Give values [n, V] and variance (which broadcasts) of rows of bytes."""
+        """Return values [n, V] and variance (which broadcasts) of rows of bytes."""
 
     def least_bits(self, plan: Plan) -> float:
-        """Give the least budget in bits per probe context."""
+        """Return the least budget in bits per probe context."""
         return 8.0 * self.least_bytes(plan.vocab)
 
     def row_bytes(self, plan: Plan) -> int:
-        """Give the bytes of every row: the whole bytes of its share, less what is of no use."""
+        """Return the bytes of every row: the whole bytes of its share, less what is of no use."""
         share = plan.budget_bytes // plan.contexts
         if share < self.least_bytes(plan.vocab):
             raise BudgetError(f"bits must be at least {self.least_bits(plan):g} per probe context, got {plan.bits:g}")
         return min(share, self.most_bytes(plan.vocab))
 
     def encode(self, logits: Reals, plan: Plan) -> bytes:
-        """Give the payload: all rows, one after the other."""
+        """Return the payload: all rows, one after the other."""
         size = self.row_bytes(plan)
         logits = _check.logits(logits, plan.shape)
         if np.abs(logits).max() > LIMIT:
@@ -76,7 +76,7 @@ class RowCodec(ABC):
     def decode(
         self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
     ) -> Decoded:
-        """Give values and variance of a block of contexts; values are those of centred rows."""
+        """Return values and variance of a block of contexts; values are those of centred rows."""
         size = self.row_bytes(plan)
         if len(payload) != size * plan.contexts:
             raise FrameError(f"payload must be {size * plan.contexts} bytes under this plan, got {len(payload)}")
@@ -133,7 +133,7 @@ def pad(data: Bytes, size: int) -> Bytes:
 
 
 def index_bits(vocab: int) -> int:
-    """Give the bits of a token's index."""
+    """Return the bits of a token's index."""
     return (vocab - 1).bit_length()
 
 

@@ -32,11 +32,11 @@ class SoftLabelCodec(RowCodec):
     code: int = 32806
 
     def least_bytes(self, vocab: int) -> int:
-        """Give the bytes of a header and a hard label (or, at one bit, two tokens of just a half each)."""
+        """Return the bytes of a header and a hard label (or, at one bit, two tokens of just a half each)."""
         return HEADER + -(-2 * (index_bits(vocab) + 1) // 8)
 
     def most_bytes(self, vocab: int) -> int:
-        """Give the bytes of all probabilities at 24 bits."""
+        """Return the bytes of all probabilities at 24 bits."""
         return HEADER + vocab * MOST_BITS // 8
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
@@ -60,7 +60,7 @@ class SoftLabelCodec(RowCodec):
         return out
 
     def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
-        """Give the logarithm of the probabilities."""
+        """Return the logarithm of the probabilities."""
         rest = read_half(data[:, :2])
         values = np.repeat(rest, plan.vocab, axis=1)
         variance = np.empty_like(values)
@@ -74,7 +74,7 @@ class SoftLabelCodec(RowCodec):
 
 
 def _depths(p: np.ndarray[tuple[int, ...], np.dtype[np.float64]], room: int) -> Ints:
-    """Give the largest b of each row whose steps fit into `room` bits."""
+    """Return the largest b of each row whose steps fit into `room` bits."""
     vocab = p.shape[1]
     depths = np.ones(len(p), np.int64)
     for depth in range(2, MOST_BITS + 1):
@@ -92,7 +92,7 @@ def _list(tokens: Ints, counts: Ints, vocab: int, depth: int) -> Bytes:
 
 
 def _read(data: Bytes, vocab: int) -> tuple[int, Ints, Ints]:
-    """Give b, the tokens that have steps and how many of them; a row that no encoder writes is refused."""
+    """Return b, the tokens that have steps and how many of them; a row that no encoder writes is refused."""
     depth, listed = int(data[2]), int.from_bytes(data[3:HEADER].tobytes(), "little")
     bits = np.unpackbits(data[None, HEADER:], axis=1)
     width = index_bits(vocab)

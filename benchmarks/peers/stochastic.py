@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, read_half, write_half_up
-from fpld.codecs import radix
-from fpld.dither import Dither
+from fpld.codecs.dither import Dither
+from fpld.codecs.uniform import radix
 
 if TYPE_CHECKING:
     from fpld.types import Ints, Plan, Reals
@@ -31,11 +31,11 @@ class StochasticCodec(RowCodec):
     code: int = 32801
 
     def least_bytes(self, vocab: int) -> int:
-        """Give the bytes of a header and a bit for each coordinate."""
+        """Return the bytes of a header and a bit for each coordinate."""
         return HEADER + -(-vocab // 8)
 
     def most_bytes(self, vocab: int) -> int:
-        """Give the bytes at 16 bits for each coordinate."""
+        """Return the bytes at 16 bits for each coordinate."""
         return HEADER + vocab * MOST_BITS // 8
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
@@ -49,7 +49,7 @@ class StochasticCodec(RowCodec):
         return np.concatenate([header, radix.pack(symbols, layout)], axis=1)
 
     def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
-        """Give the level of each coordinate, the middle of the range at zero."""
+        """Return the level of each coordinate, the middle of the range at zero."""
         span = read_half(data[:, :HEADER], least=0.0)
         layout = radix.layout(plan.vocab, data.shape[1] - HEADER)
         place, step = self.place(radix.unpack(data[:, HEADER:], layout), layout.levels(), plan, rows)
@@ -62,6 +62,6 @@ class StochasticCodec(RowCodec):
         return np.floor(place * (levels - 1) + draw).astype(np.int64)
 
     def place(self, symbols: Ints, levels: Ints, plan: Plan, rows: range) -> tuple[Reals, Reals]:
-        """Give the place in [0, 1] of each level, and the step."""
+        """Return the place in [0, 1] of each level, and the step."""
         step = 1.0 / (levels - 1)
         return symbols * step, step

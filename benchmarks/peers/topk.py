@@ -39,11 +39,11 @@ class TopKCodec(RowCodec):
     code: int = 32804
 
     def least_bytes(self, vocab: int) -> int:
-        """Give the bytes of a floor, one index and one value."""
+        """Return the bytes of a floor, one index and one value."""
         return HEADER + VALUE + -(-index_bits(vocab) // 8)
 
     def most_bytes(self, vocab: int) -> int:
-        """Give the bytes of a bitmap and every value."""
+        """Return the bytes of a bitmap and every value."""
         return HEADER + -(-vocab // 8) + VALUE * vocab
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
@@ -75,13 +75,13 @@ class TopKCodec(RowCodec):
 
 
 def largest(x: Floats32, count: int) -> Ints:
-    """Give the indices [n, k] of the k largest values of each row, in no order."""
+    """Return the indices [n, k] of the k largest values of each row, in no order."""
     vocab = x.shape[1]
     return np.argpartition(x, vocab - count, axis=1)[:, vocab - count :]
 
 
 def floor(x: Floats32, top: Ints) -> Floats32:
-    """Give the log of the mean weight of all tokens but those in `top`, [n, 1]; zero if there are no others."""
+    """Return the log of the mean weight of all tokens but those in `top`, [n, 1]; zero if there are no others."""
     others = x.shape[1] - top.shape[1]
     if others == 0:
         return np.zeros((len(x), 1), np.float32)
@@ -94,7 +94,7 @@ def floor(x: Floats32, top: Ints) -> Floats32:
 
 
 def fill(rest: Floats32, values: Floats32, top: Ints, vocab: int) -> tuple[Reals, Reals]:
-    """Give rows with `values` at `top` and `rest` elsewhere, and a variance.
+    """Return rows with `values` at `top` and `rest` elsewhere, and a variance.
 
     The error of an unsent logit is not known; its square is put at that of the step from floor to the least value.
     """
@@ -108,7 +108,7 @@ def fill(rest: Floats32, values: Floats32, top: Ints, vocab: int) -> tuple[Reals
 
 
 def _count(vocab: int, size: int) -> tuple[int, bool]:
-    """Give k, and whether the indices are a bitmap."""
+    """Return k, and whether the indices are a bitmap."""
     room = size - HEADER
     in_list = 8 * room // (8 * VALUE + index_bits(vocab))
     while VALUE * in_list + -(-in_list * index_bits(vocab) // 8) > room:

@@ -2,8 +2,8 @@
 
 In a simulation the nodes' texts are dealt from the corpus. A real SuperNode is started with a node file
 (`--node-config 'node="path of node.toml"'`; `fpld init-node` makes it), and [flower] in federation.toml names the keys.
-To bring a model of your own, derive a class from `fpld.students.Student` and give it a name here, which [student] in
-federation.toml uses as its kind: `students.register("mine", lambda: Mine)`.
+To bring a model of your own, derive a class from `fpld.students.Student` and return it a name here, which [student] in
+federation.toml uses as its kind: `registry.students.register("mine", Mine)`.
 """
 
 from pathlib import Path

@@ -47,14 +47,14 @@ def _registered() -> list[tuple[str, Codec]]:
 
 
 def _own(name: str, codec: Codec, scene: Scene) -> Contender:
-    """Give a codec what a run would give it: a prior if the scene has one, and otherwise a slot of the dither."""
+    """Return a codec what a run would give it: a prior if the scene has one, and otherwise a slot of the dither."""
     if getattr(codec, "uses_prior", False) and scene.prior is not None:
         return Contender(name, codec, {"prior": make_prior(scene.prior)})
     return Contender(name, codec, stratified=True)
 
 
 def peers(nodes: int) -> dict[str, Codec]:
-    """Give the peers, or none: another package's `benchmarks` is not ours."""
+    """Return the peers, or none: another package's `benchmarks` is not ours."""
     try:
         found: dict[str, Codec] = import_module(PEERS).peers(nodes)
     except (ImportError, AttributeError):

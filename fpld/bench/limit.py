@@ -14,7 +14,8 @@ import numpy as np
 
 from fpld.codecs import make_prior
 from fpld.codecs.prior import CLASS_OF, CLASSES
-from fpld.theory import rate_for, reverse_water_filling, softmax
+from fpld.numerics import softmax
+from fpld.paper.theory import rate_for, reverse_water_filling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,14 +50,14 @@ class Limit:
         self.scale = scene.shape[1] / (2 * scene.nodes)  # from the mean over coordinates to KL per context
 
     def kl(self, bits: float) -> float:
-        """Give the least KL at so many bits per coordinate."""
+        """Return the least KL at so many bits per coordinate."""
         return self.scale * reverse_water_filling(self.products, bits)
 
     def bits(self, kl: float) -> float:
-        """Give the least bits per coordinate for a KL."""
+        """Return the least bits per coordinate for a KL."""
         return rate_for(self.products, kl / self.scale)
 
     def curve(self, budgets: Sequence[float]) -> tuple[Floats, Floats]:
-        """Give points of the limit between the least and the largest budget."""
+        """Return points of the limit between the least and the largest budget."""
         bits = np.geomspace(min(budgets), max(budgets), 40)
         return bits, np.array([self.kl(each) for each in bits])

@@ -11,9 +11,8 @@ import numpy as np
 
 from fpld.bench.limit import Limit
 from fpld.errors import InputError
-from fpld.quantize import centre
+from fpld.numerics import centre, kl
 from fpld.seeds import derive_key
-from fpld.theory import kl
 from fpld.types import Plan
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def _seconds(act: Callable[[], T]) -> tuple[float, T]:
 
 
 def _compare(true: np.ndarray[Any, np.dtype[np.float64]], mean: Floats32) -> tuple[float, float]:
-    """Give KL and centred mean square error, averaged over contexts, a block of contexts at a time."""
+    """Return KL and centred mean square error, averaged over contexts, a block of contexts at a time."""
     divergence, square = 0.0, 0.0
     stride = max(_BLOCK // true.shape[1], 1)
     for start in range(0, len(true), stride):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.arrays import read_arrays
 from fpld.errors import InputError
 from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
 from fpld.types import MAX_VOCAB
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ class Scene:
 
     @property
     def nodes(self) -> int:
-        """Give the number of nodes K."""
+        """Return the number of nodes K."""
         return len(self.logits)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Give the shape [m, V] of one node's logits."""
+        """Return the shape [m, V] of one node's logits."""
         return self.logits.shape[1], self.logits.shape[2]
 
 
@@ -68,7 +68,7 @@ def zipf_peaked(seed: int) -> Scene:
 
 
 def students(seed: int, *, round: int) -> Scene:
-    """Give the logits of real students in a round of a federation; trains them when it is first asked for."""
+    """Return the logits of real students in a round of a federation; trains them when it is first asked for."""
     from fpld.bench.students import students as trained  # brings PyTorch along
 
     return trained(seed, round)

@@ -19,10 +19,10 @@ from fpld.bench.scenes import ZIPF
 from fpld.codecs import Adding, Summing, UniformCodec, add_decoded, make_prior
 from fpld.errors import InputError
 from fpld.protocol import Aggregator, Budget, Settings
+from fpld.protocol.wire import seal
 from fpld.registry import codecs
 from fpld.seeds import derive_key, derive_seed
 from fpld.types import Plan
-from fpld.wire import seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

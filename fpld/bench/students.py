@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld import combine
 from fpld import config as configuration
-from fpld.arrays import write_arrays
 from fpld.bench.scenes import Scene, read_scene
 from fpld.data.fetch import cache_folder
 from fpld.federation.prepare import base_file, prepare
-from fpld.federation.store import RunFolder
 from fpld.federation.training import one_thread
+from fpld.rules import builtin as combine
 from fpld.seeds import derive_seed
+from fpld.storage.arrays import write_arrays
+from fpld.storage.folder import RunFolder
 from fpld.students import load
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 def students(seed: int, round: int) -> Scene:
-    """Give the scene of a round, from the cache or made anew."""
+    """Return the scene of a round, from the cache or made anew."""
     folder = cache_folder()
     files = {each: folder / f"bench-students-{each}-seed-{seed}.safetensors" for each in ROUNDS}
     if not files[round].exists():
@@ -53,7 +53,7 @@ def students(seed: int, round: int) -> Scene:
 
 
 def _federation(seed: int) -> Config:
-    """Give the demonstration's configuration with sizes of its own: a scene must not change with the demonstration."""
+    """Return the demonstration's configuration with sizes of its own: scenes must not change with the demonstration."""
     config, _ = configuration.load("demo")
     changes = {name: getattr(config, name).model_copy(update=update) for name, update in _SIZES.items()}
     run = config.run.model_copy(update={"seed": seed})
@@ -61,7 +61,7 @@ def _federation(seed: int) -> Config:
 
 
 def _train(seed: int) -> dict[int, tuple[Array, Array]]:
-    """Run the federation; give the nodes' logits and the prior of each round."""
+    """Run the federation; return the nodes' logits and the prior of each round."""
     config = _federation(seed)
     one_thread(config.student["kind"])
     scenes = {}

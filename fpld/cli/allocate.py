@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fpld import allocate
+from fpld.budget.allocators import round_bits
 from fpld.cli.arguments import numbers, one_or_each
+from fpld.paper.theory import objective
 from fpld.registry import allocators
-from fpld.theory import objective
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     caps, floors = one_or_each(arguments.caps, nodes), one_or_each(arguments.floors, nodes)
     allocator = allocators.get(arguments.policy)
     bits = allocator(arguments.weights, arguments.total, arguments.vocab, caps, floors)
-    shown = allocate.round_bits(bits, caps).tolist() if arguments.whole else bits.tolist()
+    shown = round_bits(bits, caps).tolist() if arguments.whole else bits.tolist()
     rows = [
         {"node": node, "weight": weight, "bits": value, "bits_per_coordinate": value / arguments.vocab}
         for node, (weight, value) in enumerate(zip(arguments.weights, shown, strict=True))

@@ -45,7 +45,7 @@ class Size:
     in_bytes: bool
 
     def per_context(self, contexts: int, vocab: int) -> float:
-        """Give it in bits per probe context."""
+        """Return it in bits per probe context."""
         return 8 * self.value / contexts if self.in_bytes else self.value * vocab
 
 

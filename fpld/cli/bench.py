@@ -10,8 +10,8 @@ from fpld import _check
 from fpld.bench import SCENES, SYNTHETIC, contenders, draw, measure, read_scene, speed
 from fpld.cli.arguments import numbers
 from fpld.errors import InputError, MissingExtraError
-from fpld.figures import save_figure
-from fpld.files import write_csv
+from fpld.report.figures import save_figure
+from fpld.storage.files import write_csv
 
 if TYPE_CHECKING:
     import argparse

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld import _check, theory
+from fpld import _check
 from fpld.cli.arguments import numbers
 from fpld.errors import InputError
+from fpld.paper import theory
 
 if TYPE_CHECKING:
     import argparse

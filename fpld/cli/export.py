@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld.errors import InputError
-from fpld.export import FORMATS
-from fpld.runs import read_run
+from fpld.report.export import FORMATS
+from fpld.report.runs import read_run
 
 if TYPE_CHECKING:
     import argparse

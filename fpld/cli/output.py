@@ -56,7 +56,7 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, steps: int) -> Iterator[Callable[[], None]]:
-        """Show progress on standard error while it is a terminal; give the function that advances it."""
+        """Show progress on standard error while it is a terminal; return the function that advances it."""
         console = Console(stderr=True)
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         with Progress(*columns, console=console, transient=True, disable=self.json or not console.is_terminal) as bar:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from fpld import _check
 from fpld.cli.arguments import numbers, one_or_each, rates, sizes, words
 from fpld.errors import InputError
-from fpld.files import write_shared
 from fpld.plan import Known, Site, forecast, least_total, shortest_deadline
 from fpld.plan.tables import advice, policy_rows, site_rows
 from fpld.registry import allocators
+from fpld.storage.files import write_shared
 
 if TYPE_CHECKING:
     import argparse
@@ -160,7 +160,7 @@ def _sites(arguments: argparse.Namespace, known: Known) -> tuple[Site, ...]:
 
 
 def _answers(arguments: argparse.Namespace, known: Known, source: Source | None) -> dict[str, Forecast]:
-    """Give the plan asked for; with a target, the least total and the shortest deadline."""
+    """Return the plan asked for; with a target, the least total and the shortest deadline."""
     if arguments.target is not None:
         target = _check.real("--target", arguments.target, above=0.0)
         found = {"least total": least_total(known, target)}

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld.errors import InputError
-from fpld.files import write_shared
+from fpld.report.runs import read_run
 from fpld.report.tables import result_rows, round_rows
-from fpld.runs import read_run
+from fpld.storage.files import write_shared
 
 if TYPE_CHECKING:
     import argparse
 
     from fpld.cli.output import Output
-    from fpld.runs import Run
+    from fpld.report.runs import Run
 
 HELP = "a page and figures of a run, or of several side by side"
 EPILOG = """\
@@ -78,7 +78,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 
 def _rows(runs: list[Run]) -> list[dict[str, object]]:
-    """Give where each run stands: its results, or its last round while there are none."""
+    """Return where each run stands: its results, or its last round while there are none."""
     rows: list[dict[str, object]] = []
     for each in runs:
         last = round_rows(each)[-1:] or [{"heldout_loss": None, "all_bytes": 0}]

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld.errors import InputError
-from fpld.figures import save_figure
-from fpld.files import write_csv
-from fpld.reproduce import REPRODUCTIONS
+from fpld.paper.reproduce import REPRODUCTIONS
+from fpld.report.figures import save_figure
+from fpld.storage.files import write_csv
 
 if TYPE_CHECKING:
     import argparse
 
     from fpld.cli.output import Output, Row
-    from fpld.reproduce import Reproduction
+    from fpld.paper.reproduce import Reproduction
 
 HELP = "the paper's figures and theorems, with our numbers next to the paper's"
 EPILOG = """\

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _free(out: Path) -> Path:
-    """Give the folder, or the first of folder-2, folder-3, ... that holds no run yet."""
+    """Return the folder, or the first of folder-2, folder-3, ... that holds no run yet."""
     number = 1
     while (candidate := out if number == 1 else out.with_name(f"{out.name}-{number}")).exists():
         number += 1

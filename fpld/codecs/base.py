@@ -25,21 +25,21 @@ class Codec(Protocol):
 
     @property
     def code(self) -> int:
-        """Give the codec's number in the frame header."""
+        """Return the codec's number in the frame header."""
         ...
 
     def least_bits(self, plan: Plan) -> float:
-        """Give the least budget, in bits per probe context, that the codec works with under this plan."""
+        """Return the least budget, in bits per probe context, that the codec works with under this plan."""
         ...
 
     def encode(self, logits: Reals, plan: Plan) -> bytes:
-        """Give a payload of at most `plan.budget_bytes`, whatever the logits; refuse NaN and infinities."""
+        """Return a payload of at most `plan.budget_bytes`, whatever the logits; refuse NaN and infinities."""
         ...
 
     def decode(
         self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
     ) -> Decoded:
-        """Give values and variance of the contexts in `rows` (all by default); never trust the bytes."""
+        """Return values and variance of the contexts in `rows` (all by default); never trust the bytes."""
         ...
 
 
@@ -59,7 +59,7 @@ class Streaming(Protocol):
     """A codec that can encode logits block by block, as a model makes them."""
 
     def encode_blocks(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
-        """Give the payload of blocks that hold all contexts in order."""
+        """Return the payload of blocks that hold all contexts in order."""
         ...
 
 
@@ -76,7 +76,7 @@ class Adding(Protocol):
         noise: Floats | None = None,
         weights: Floats | None = None,
     ) -> Floats:
-        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; give their summed variances.
+        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; return their summed variances.
 
         `noise` [k, V] takes the sum of the variances of the first k contexts. With `weights` [n, V], a value counts by
         the inverse of its variance, and `weights` takes the sum of those.
@@ -164,12 +164,12 @@ class Learning(Protocol):
     """A codec that learns as it goes, and can begin the next round with what it has learnt (`Plan.tables`)."""
 
     def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
-        """Refuse an unsound payload, for less than decoding costs; give the tables that it ends with, if any."""
+        """Refuse an unsound payload, for less than decoding costs; return the tables that it ends with, if any."""
         ...
 
 
 def check(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Any:
-    """Refuse an unsound payload: after this nothing in it can fail; give what the codec has learnt from it."""
+    """Refuse an unsound payload: after this nothing in it can fail; return what the codec has learnt from it."""
     if isinstance(codec, Learning):
         return codec.check(payload, plan)
     for _ in decode_blocks(codec, payload, plan, blocks):

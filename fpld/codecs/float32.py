@@ -28,11 +28,11 @@ class Float32Codec:
     code: int = 2
 
     def least_bits(self, plan: Plan) -> float:
-        """Give the least budget in bits per probe context."""
+        """Return the least budget in bits per probe context."""
         return float(BITS * plan.vocab)
 
     def encode(self, logits: Reals, plan: Plan) -> bytes:
-        """Give the logits' bytes."""
+        """Return the logits' bytes."""
         return self.encode_blocks([_check.shape(logits, plan.shape)], plan)
 
     def encode_blocks(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
@@ -51,7 +51,7 @@ class Float32Codec:
     def decode(
         self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
     ) -> Decoded:
-        """Give the logits of the rows, and no variance."""
+        """Return the logits of the rows, and no variance."""
         if len(payload) != 4 * plan.contexts * plan.vocab:
             raise FrameError(f"payload must be {4 * plan.contexts * plan.vocab} bytes, got {len(payload)}")
         rows = range(plan.contexts) if rows is None else _check.rows(rows, plan.contexts)
@@ -59,3 +59,6 @@ class Float32Codec:
         if not np.isfinite(values).all():
             raise FrameError("payload holds a logit that is not finite")
         return Decoded(values.astype(dtype), np.zeros((1, 1), dtype))
+
+
+FLOAT32 = Float32Codec()

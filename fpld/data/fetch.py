@@ -75,7 +75,7 @@ ARCHIVES = {
 
 
 def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Give the cache: the argument, else $FPLD_CACHE, else `fpld` in the user's cache folder."""
+    """Return the cache: the argument, else $FPLD_CACHE, else `fpld` in the user's cache folder."""
     if cache is not None:
         return Path(cache)
     if own := os.environ.get("FPLD_CACHE"):
@@ -84,7 +84,7 @@ def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def fetch(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
-    """Give the path of the archive `name` in the cache, downloading it if it is not there.
+    """Return the path of the archive `name` in the cache, downloading it if it is not there.
 
     Args:
         name: One of `ARCHIVES`.
@@ -123,7 +123,7 @@ def fetch(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
 
 
 def sha256_file(path: Path) -> str:
-    """Give the SHA-256 (hex) of a file."""
+    """Return the SHA-256 (hex) of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fpld.data.tokenize import FORMAT, check_tokens, tokenizers_library, utf8
 from fpld.errors import InputError
-from fpld.files import canonical_json, write_atomic
+from fpld.storage.files import canonical_json, write_atomic
 
 if TYPE_CHECKING:
     import os
@@ -41,24 +41,24 @@ class PretrainedTokenizer:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Give the SHA-256 over the tokens and their ids, the merges and V."""
+        """Return the SHA-256 over the tokens and their ids, the merges and V."""
         model = json.loads(self._backend.to_str())["model"]
         merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges", [])]
         serial = {"vocab": self.vocab, "tokens": self._backend.get_vocab(), "merges": merges}
         return hashlib.sha256(canonical_json(serial)).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Give the token ids of `text`."""
+        """Return the token ids of `text`."""
         utf8(text)
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
-        """Give the text of token ids."""
+        """Return the text of token ids."""
         ids = check_tokens(tokens, self.vocab).ravel().tolist()
         return str(self._backend.decode(ids, skip_special_tokens=False))
 
     def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
-        """Give the bytes of the decoded text; a character that is cut counts as its replacement mark."""
+        """Return the bytes of the decoded text; a character that is cut counts as its replacement mark."""
         return len(self.decode(tokens).encode())
 
     def save(self, path: str | os.PathLike[str]) -> None:

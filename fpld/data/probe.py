@@ -17,7 +17,7 @@ import numpy as np
 
 from fpld.data.tokenize import check_tokens
 from fpld.errors import InputError
-from fpld.files import canonical_json, read_json, write_atomic
+from fpld.storage.files import canonical_json, read_json, write_atomic
 
 if TYPE_CHECKING:
     import os
@@ -80,12 +80,12 @@ class ProbeSet:
 
     @property
     def contexts(self) -> int:
-        """Give m = S * T."""
+        """Return m = S * T."""
         return int(self.sequences.size)
 
     @functools.cached_property
     def digest(self) -> str:
-        """Give the SHA-256 over shape, vocabulary, tokenizer digest and tokens (little-endian, by rows)."""
+        """Return the SHA-256 over shape, vocabulary, tokenizer digest and tokens (little-endian, by rows)."""
         count, length = self.sequences.shape
         hashed = hashlib.sha256(FORMAT.encode("ascii"))
         hashed.update(struct.pack("<QQQ", count, length, self.vocab))

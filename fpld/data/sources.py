@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld.data.documents import Document
 from fpld.errors import InputError
-from fpld.files import read_utf8
+from fpld.storage.files import read_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -39,7 +39,7 @@ SPECIALTIES = tuple(_PATTERNS)
 
 
 def specialty(journal: str) -> str:
-    """Give the specialty of a journal, from its MEDLINE abbreviation.
+    """Return the specialty of a journal, from its MEDLINE abbreviation.
 
     >>> [specialty(title) for title in ("J Neurosurg", "J Pediatr Surg", "Circ Res", "J Biol Chem")]
     ['neurology-psychiatry', 'surgery', 'cardiology', 'general']

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def by_label(documents: Sequence[Document], *, nodes: Sequence[str] | None = None) -> Shards:
-    """Give each label its own node: folders, eras, specialties.
+    """Return each label its own node: folders, eras, specialties.
 
     Args:
         documents: What to deal.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
-from fpld.files import canonical_json, read_json, write_atomic
+from fpld.storage.files import canonical_json, read_json, write_atomic
 
 if TYPE_CHECKING:
     import os
@@ -35,20 +35,20 @@ class Tokenizer(Protocol):
 
     @property
     def vocab(self) -> int:
-        """Give V, the number of token ids."""
+        """Return V, the number of token ids."""
 
     @property
     def digest(self) -> str:
-        """Give the SHA-256 (hex) of the canonical serialisation: equal digests mean equal tokens."""
+        """Return the SHA-256 (hex) of the canonical serialisation: equal digests mean equal tokens."""
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Give the token ids of `text`."""
+        """Return the token ids of `text`."""
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
-        """Give the text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
 
     def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
-        """Give the number of bytes of text that the tokens stand for."""
+        """Return the number of bytes of text that the tokens stand for."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer to a file that `load_tokenizer` reads."""
@@ -65,19 +65,19 @@ class ByteTokenizer:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Give the SHA-256 of the canonical serialisation."""
+        """Return the SHA-256 of the canonical serialisation."""
         return hashlib.sha256(canonical_json(self._serial())).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Give the bytes of `text`."""
+        """Return the bytes of `text`."""
         return np.frombuffer(utf8(text), np.uint8).astype(np.int32)
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
-        """Give the text of bytes."""
+        """Return the text of bytes."""
         return check_tokens(tokens, self.vocab).astype(np.uint8).tobytes().decode("utf-8", "replace")
 
     def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
-        """Give the number of tokens: each is one byte."""
+        """Return the number of tokens: each is one byte."""
         return int(np.asarray(tokens).size)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -138,27 +138,27 @@ class BpeTokenizer:
 
     @property
     def vocab(self) -> int:
-        """Give V, the number of token ids."""
+        """Return V, the number of token ids."""
         return len(self._tokens)
 
     @functools.cached_property
     def digest(self) -> str:
-        """Give the SHA-256 of the canonical serialisation."""
+        """Return the SHA-256 of the canonical serialisation."""
         return hashlib.sha256(canonical_json(self._serial())).hexdigest()
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Give the token ids of `text`."""
+        """Return the token ids of `text`."""
         utf8(text)
         # The fast call leaves out the offsets, which nobody asks for: a quarter less time.
         return np.array(self._library.encode_batch_fast([text])[0].ids, np.int32)
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
-        """Give the text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
         ids = check_tokens(tokens, self.vocab)
         return b"".join(self._tokens[token] for token in ids.ravel().tolist()).decode("utf-8", "replace")
 
     def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
-        """Give the number of bytes of text that the tokens stand for."""
+        """Return the number of bytes of text that the tokens stand for."""
         return int(self._lengths[check_tokens(tokens, self.vocab)].sum())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -215,7 +215,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, *, separator: str = "\n\n"
 ) -> NDArray[np.int32]:
-    """Give one stream of tokens: each document, followed by the separator."""
+    """Return one stream of tokens: each document, followed by the separator."""
     parts = [tokenizer.encode(document.text + separator) for document in documents]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
@@ -235,7 +235,7 @@ def bits_per_byte(nats: float, tokens: NDArray[np.integer[Any]], tokenizer: Toke
 
 
 def check_tokens(tokens: NDArray[np.integer[Any]], vocab: int) -> NDArray[np.integer[Any]]:
-    """Give `tokens` as an array, or say which id lies outside the vocabulary."""
+    """Return `tokens` as an array, or say which id lies outside the vocabulary."""
     array = np.asarray(tokens)
     if not np.issubdtype(array.dtype, np.integer):
         raise InputError(f"tokens must be integers, got an array of {array.dtype}")
@@ -250,7 +250,7 @@ def check_tokens(tokens: NDArray[np.integer[Any]], vocab: int) -> NDArray[np.int
 
 
 def utf8(text: str) -> bytes:
-    """Give the bytes of a text, or say where it is none."""
+    """Return the bytes of a text, or say where it is none."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -261,7 +261,7 @@ def utf8(text: str) -> bytes:
 
 @functools.cache
 def _alphabet() -> tuple[dict[int, str], dict[str, int]]:
-    """Give the printable character that byte-level BPE writes for each byte, and its inverse.
+    """Return the printable character that byte-level BPE writes for each byte, and its inverse.
 
     Printable Latin-1 bytes stand for themselves; the others follow from U+0100 on, in order.
     """

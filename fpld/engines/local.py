@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from fpld.config import Config
     from fpld.federation.rounds import Federation
-    from fpld.federation.store import Arrays
     from fpld.protocol import Receipt, Task
+    from fpld.storage.folder import Arrays
 
 
 class LocalEngine:
@@ -33,7 +33,7 @@ class LocalEngine:
             _site(config, index).save(folder)
 
     def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[str]:
-        """Let the nodes work until all have answered or the deadline; give who did not answer, and why."""
+        """Let the nodes work until all have answered or the deadline; return who did not answer, and why."""
         names, pool = self._federation.names, self._federation.pool
         deadline = self._federation.config.run.deadline
         absent = [f"{names[node]}: still busy with an earlier round" for node in tasks if node in self.busy]

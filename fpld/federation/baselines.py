@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fpld.config import Config
-    from fpld.federation.store import Arrays, RunFolder
+    from fpld.storage.folder import Arrays, RunFolder
 
 
 def _finetuning(

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
-from fpld.arrays import read_arrays
 from fpld.codecs import make_prior
 from fpld.data import ProbeSet
 from fpld.errors import InputError
 from fpld.federation.site import work
 from fpld.federation.training import blank_kl, heldout_losses, one_thread, probe_kl
+from fpld.storage.arrays import read_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fpld.federation.store import Arrays
+    from fpld.storage.folder import Arrays
 
 
 def node_round(folder: str, task: bytes) -> bytes:
@@ -40,7 +40,7 @@ def distill(
     options: dict[str, Any],
     public: str | None,
 ) -> tuple[Arrays, float]:
-    """Distil the student from combined logits; give its weights and its KL to them on the probe set."""
+    """Distil the student from combined logits; return its weights and its KL to them on the probe set."""
     one_thread(kind)
     student, contexts = students.load(base), ProbeSet.load(probe)
     student.load_state(state)
@@ -58,7 +58,7 @@ def distill(
 
 
 def predict(base: str, kind: str, state: Arrays, probe: str) -> np.ndarray[Any, np.dtype[np.int16]]:
-    """Give a student's prediction of the probe set as a prior: small integers, which travel to all nodes."""
+    """Return a student's prediction of the probe set as a prior: small integers, which travel to all nodes."""
     one_thread(kind)
     student, contexts = students.load(base), ProbeSet.load(probe)
     student.load_state(state)
@@ -79,7 +79,7 @@ def finetune(
 
 
 def evaluate(base: str, kind: str, state: Arrays | None, heldout: str, length: int) -> list[float]:
-    """Give the held-out loss at each node."""
+    """Return the held-out loss at each node."""
     one_thread(kind)
     student = students.load(base)
     if state is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fpld.config import Config, DataSection, NodeSection
     from fpld.data import Document, Tokenizer
-    from fpld.federation.store import RunFolder
+    from fpld.storage.folder import RunFolder
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -30,7 +30,7 @@ class Public:
 
     @property
     def vocab(self) -> int:
-        """Give V."""
+        """Return V."""
         return self.probe.vocab
 
 
@@ -142,7 +142,7 @@ def _texts(
 
 
 def hold_out_seed(seed: int, index: int) -> int:
-    """Give the seed that draws what node `index` holds out."""
+    """Return the seed that draws what node `index` holds out."""
     return derive_seed(seed, "hold", index)
 
 
@@ -153,7 +153,7 @@ def _documents(config: Config) -> list[Document]:
 
 
 def node_documents(config: Config, index: int) -> list[Document]:
-    """Give the documents that a run on one machine deals to a node."""
+    """Return the documents that a run on one machine deals to a node."""
     return _shards(config, _documents(config))[config.nodes[index].name]
 
 
@@ -203,7 +203,7 @@ def _limit(documents: list[Document], most: int) -> list[Document]:
 
 
 def data_size(documents: list[Document]) -> float:
-    """Give the size of texts in MB."""
+    """Return the size of texts in MB."""
     return sum(document.size for document in documents) / 1e6
 
 
@@ -221,7 +221,7 @@ def _tokenizer(config: Config, public: list[Document], report: Callable[[str], N
 
 
 def student_options(config: Config, index: int | None) -> dict[str, Any]:
-    """Give the [student] table of a node (None: of the aggregator's student)."""
+    """Return the [student] table of a node (None: of the aggregator's student)."""
     own = None if index is None else config.nodes[index].student
     return own if own is not None else config.student
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpld.federation.store import RunFolder
+    from fpld.storage.folder import RunFolder
 
 FILE = "progress.json"
 
@@ -58,7 +58,7 @@ class Progress:
 
     @property
     def seconds(self) -> list[float | None]:
-        """Give how long each node took to answer in this round; None: it has not."""
+        """Return how long each node took to answer in this round; None: it has not."""
         return [node["seconds"] for node in self._nodes]
 
     def _write(self) -> None:

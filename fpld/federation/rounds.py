@@ -19,12 +19,12 @@ from fpld.errors import InputError, QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import base_file, student_options
 from fpld.federation.progress import Progress
-from fpld.federation.store import RunFolder
 from fpld.protocol import Aggregator, Budget, Settings
+from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs
 from fpld.seeds import derive_key, derive_seed
+from fpld.storage.folder import RunFolder
 from fpld.types import Plan
-from fpld.wire import OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from fpld.config import Config
     from fpld.federation.prepare import Public
-    from fpld.federation.store import Arrays
     from fpld.protocol import Combined, Receipt, Task
+    from fpld.storage.folder import Arrays
 
 CHECKPOINT = "checkpoint.safetensors"
 _STUDENT = "student/"
@@ -48,7 +48,7 @@ class Outcome:
 
     @property
     def uplink_bytes(self) -> int:
-        """Give all bytes that nodes sent: payload, headers and checksums."""
+        """Return all bytes that nodes sent: payload, headers and checksums."""
         return sum(line["payload_bytes"] + line["overhead_bytes"] for line in self.trace)
 
 
@@ -63,7 +63,7 @@ class Engine(Protocol):
     """What moves bytes between the aggregator and its nodes."""
 
     def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[str]:
-        """Let the nodes do their tasks, deliver each frame as it comes; give who did not answer, and why."""
+        """Let the nodes do their tasks, deliver each frame as it comes; return who did not answer, and why."""
 
     def evaluate(self, student: Arrays) -> Heldout:
         """Evaluate the student on the nodes' held-out texts."""
@@ -158,22 +158,22 @@ class Federation:
 
     @property
     def done(self) -> bool:
-        """Say whether all rounds are closed."""
+        """Return whether all rounds are closed."""
         return self.aggregator.round >= self.config.run.rounds
 
     @property
     def names(self) -> Sequence[str]:
-        """Give the nodes' names, by their numbers."""
+        """Return the nodes' names, by their numbers."""
         return self.aggregator.settings.names
 
     def advance(self, engine: Engine) -> dict[str, Any]:
-        """Do one round and give its line of the trace."""
+        """Do one round and return its line of the trace."""
         tasks = self.open()
         self.close(engine.collect(tasks, self.deliver))
         return self.finish(engine.evaluate(self.student))
 
     def open(self) -> dict[int, Task]:
-        """Begin the next round: give the task of each node."""
+        """Begin the next round: return the task of each node."""
         self._clock = Clock()
         prior = self._prior(self.pool)
         if self.config.combine.broadcast == "weights":
@@ -219,7 +219,7 @@ class Federation:
         return combined
 
     def finish(self, heldout: Heldout) -> dict[str, Any]:
-        """End the round with what the student is worth; checkpoint, and give the round's line of the trace."""
+        """End the round with what the student is worth; checkpoint, and return the round's line of the trace."""
         self._clock.lap("evaluate")
         known = [loss for loss in heldout.losses if loss is not None]
         loss = float(np.mean(known)) if known else None
@@ -242,7 +242,7 @@ class Federation:
         self.report(f"round {self.aggregator.round}: {text}")
 
     def _prior(self, pool: Executor) -> np.ndarray[Any, np.dtype[np.int16]] | None:
-        """Give the last student's prediction of the probe set, if the codec codes against one."""
+        """Return the last student's prediction of the probe set, if the codec codes against one."""
         if not getattr(codecs.get(self.config.codec.name), "uses_prior", False):
             return None
         base, kind = str(self.run.path / base_file(self.config, None)), self.config.student["kind"]
@@ -252,7 +252,7 @@ class Federation:
         return prior
 
     def outcome(self) -> Outcome:
-        """Give the result so far."""
+        """Return the result so far."""
         return Outcome(self.student, self.trace)
 
     def _distillation(self, target: np.ndarray[Any, Any]) -> tuple[Any, ...]:
@@ -322,14 +322,14 @@ class Clock:
 
 
 def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
-    """Give the arguments of an evaluation job."""
+    """Return the arguments of an evaluation job."""
     kind = student_options(config, index)["kind"]
     base = str(run.path / base_file(config, index))
     return base, kind, state, str(run.path / "heldout.safetensors"), config.probe.length
 
 
 def float32_variant(config: Config) -> Config:
-    """Give the same federation with raw float32 logits: what FedMD and FedDF average."""
+    """Return the same federation with raw float32 logits: what FedMD and FedDF average."""
     nodes = [node.model_copy(update={"bits": 32.0, "uplink": None, "clip": None}) for node in config.nodes]
     return config.model_copy(
         update={

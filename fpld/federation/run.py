@@ -19,7 +19,7 @@ from fpld.federation.baselines import BASELINES
 from fpld.federation.jobs import make_pool
 from fpld.federation.prepare import base_file, prepare
 from fpld.federation.rounds import Federation, Outcome, evaluation, float32_variant
-from fpld.federation.store import RunFolder
+from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def run(
     report: Callable[[str], None],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[dict[str, Any]]:
-    """Run all of a configuration into a folder; give the table's rows.
+    """Run all of a configuration into a folder; return the table's rows.
 
     `report` gets a line for each thing that begins or ends, `progress` how many jobs of how many are done.
     """
@@ -151,13 +151,13 @@ def _row(method: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def _finish(row: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
-    """Give a flat row: held-out loss averaged over the nodes' texts, and the uplink."""
+    """Return a flat row: held-out loss averaged over the nodes' texts, and the uplink."""
     loss = float(np.mean(row["losses"]))
     return table_row(row["method"], loss, loss / float(np.log(2)) / prepared.bytes_per_token, row["uplink_bytes"])
 
 
 def table_row(method: str, loss: float | None, bits_per_byte: float | None, uplink_bytes: int) -> dict[str, Any]:
-    """Give a row of the table that a run ends with; what nobody measured is None."""
+    """Return a row of the table that a run ends with; what nobody measured is None."""
     return {
         "method": method,
         "heldout_loss": loss,
@@ -168,7 +168,7 @@ def table_row(method: str, loss: float | None, bits_per_byte: float | None, upli
 
 
 def gap_closed(rows: list[dict[str, Any]]) -> float | None:
-    """Give the share of the gap between the best node alone and pooled training that the federation closes."""
+    """Return the share of the gap between the best node alone and pooled training that the federation closes."""
     loss = {row["method"]: row["heldout_loss"] for row in rows}
     lone = [value for name, value in loss.items() if name.startswith("alone")]
     if not lone or "pooled" not in loss or "fpld" not in loss or min(lone) <= loss["pooled"]:

@@ -15,16 +15,16 @@ from fpld import students
 from fpld.config import TrainSection
 from fpld.data import ProbeSet
 from fpld.errors import ProtocolError
-from fpld.federation.store import RunFolder
 from fpld.federation.training import one_thread
 from fpld.protocol.node import Node, Phase
 from fpld.seeds import derive_seed
+from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fpld.federation.store import Arrays
     from fpld.protocol.messages import Task
+    from fpld.storage.folder import Arrays
     from fpld.students import Student
 
 STATE = "state.safetensors"
@@ -56,13 +56,13 @@ class Site:
         RunFolder(folder).write_json("site.json", asdict(self))
 
     def training(self, section: dict[str, Any], round: int) -> dict[str, Any]:
-        """Give steps and the learning rate of a round."""
+        """Return steps and the learning rate of a round."""
         settings = TrainSection.model_validate(section)
         return {"steps": settings.steps, "rate": settings.rate_in(round, self.rounds)}
 
 
 def work(folder: Path, data: bytes, *, key: bytes = b"") -> bytes:
-    """Do a task and give the frame to send, sealed with the key; a task done before gives the very same frame."""
+    """Do a task and return the frame to send, sealed with the key; a task done before gives the very same frame."""
     site, store = Site.open(folder), RunFolder(folder)
     probe = ProbeSet.load(folder / site.probe)
     node, model = _load(store, Node(site.index, bytes.fromhex(probe.digest)))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.errors import InputError
-from fpld.protocol.combining import split
+from fpld.numerics import log_softmax, split
 from fpld.students import Student, student_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fpld.federation.store import Arrays
+    from fpld.storage.folder import Arrays
 
 _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
 
@@ -50,7 +50,7 @@ def one_thread(kind: str) -> None:
 
 
 def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], length: int) -> list[float]:
-    """Give the loss in nats per token on the held-out text of each node."""
+    """Return the loss in nats per token on the held-out text of each node."""
     losses = []
     for tokens in heldout:
         nats, count = student.loss(tokens, length)
@@ -59,7 +59,7 @@ def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], le
 
 
 def probe_kl(student: Student, sequences: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> float:
-    """Give the mean over contexts of KL(softmax(target) || student)."""
+    """Return the mean over contexts of KL(softmax(target) || student)."""
     total, start = 0.0, 0
     for block in student.logit_blocks(sequences):
         for rows in split(len(block), block.shape[1], _BLOCK):
@@ -71,19 +71,12 @@ def probe_kl(student: Student, sequences: np.ndarray[Any, Any], target: np.ndarr
 
 
 def blank_kl(target: np.ndarray[Any, Any]) -> float:
-    """Give the mean over contexts of KL(softmax(target) || equal probabilities): log V less the entropy."""
+    """Return the mean over contexts of KL(softmax(target) || equal probabilities): log V less the entropy."""
     total = 0.0
     for rows in split(len(target), target.shape[1], _BLOCK):
         log_p = log_softmax(target[rows.start : rows.stop])
         total += float((np.exp(log_p) * log_p).sum(dtype=np.float64))
     return total / len(target) + math.log(target.shape[1])
-
-
-def log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Give log-probabilities in the precision of the logits: enough for a loss, unlike `theory.kl` of a tiny error."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    result: np.ndarray[Any, Any] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return result
 
 
 def average(states: Sequence[Arrays]) -> Arrays:

@@ -1,6 +1,6 @@
 """What a plan gives: bits, bytes and seconds for each site, and the bracket of the loss. No formula stands here.
 
-Bits come from the allocators, bounds and conditions from `fpld.theory`; the inverse questions are a search over them.
+Bits come from the allocators, bounds and conditions from `fpld.paper.theory`; inverse questions are a search.
 A forecast never promises less than the upper bound, and `doubts` says when that bound is not to be trusted.
 """
 
@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld import _check, theory
+from fpld import _check
+from fpld.budget.policy import Budget
 from fpld.errors import BudgetError, InputError
+from fpld.paper import theory
 from fpld.plan.known import LIMITS
-from fpld.protocol.policy import Budget
 from fpld.registry import allocators
 from fpld.units import show_size
 
@@ -40,23 +41,23 @@ class Forecast:
 
     @property
     def bits_per_coordinate(self) -> Floats:
-        """Give the bits of each site as a configuration has them."""
+        """Return the bits of each site as a configuration has them."""
         return self.bits / self.known.vocab
 
     @property
     def bytes_sent(self) -> list[int]:
-        """Give the bytes of each site in a round, header and checksum included."""
+        """Return the bytes of each site in a round, header and checksum included."""
         return self.known.bytes_sent(self.bits)
 
     @property
     def seconds(self) -> list[float | None]:
-        """Give the time of each site's uplink in a round; None where the link is not known."""
+        """Return the time of each site's uplink in a round; None where the link is not known."""
         pairs = zip(self.known.sites, self.bytes_sent, strict=True)
         return [None if site.rate is None else 8 * count / site.rate for site, count in pairs]
 
     @property
     def round_seconds(self) -> float | None:
-        """Give the time of a round's uplinks, side by side: that of the slowest; None if a link is not known."""
+        """Return the time of a round's uplinks, side by side: that of the slowest; None if a link is not known."""
         seconds = [second for second in self.seconds if second is not None]
         return max(seconds) if len(seconds) == len(self.bits) else None
 
@@ -69,12 +70,12 @@ class Forecast:
 
     @property
     def upper(self) -> theory.Upper | None:
-        """Give Theorem 4's bound with its data term; None if clip levels are not known."""
+        """Return Theorem 4's bound with its data term; None if clip levels are not known."""
         return _upper(self.known, self.bits)
 
     @property
     def lower(self) -> theory.Lower | None:
-        """Give Theorem 2's bound of the bandwidth loss."""
+        """Return Theorem 2's bound of the bandwidth loss."""
         clips = self.known.clips
         if clips is None:
             return None
@@ -83,17 +84,17 @@ class Forecast:
 
     @property
     def upper_holds(self) -> bool:
-        """Say whether the upper bound is a promise: (SE) holds, and the codec is the theory's."""
+        """Return whether the upper bound is a promise: (SE) holds, and the codec is the theory's."""
         return self.upper is not None and self.upper.small_error.holds and self.known.codec == "uniform"
 
     @property
     def lower_holds(self) -> bool:
-        """Say whether the lower bound is one: (ND) and (SE') hold, and codec and dither are the theory's."""
+        """Return whether the lower bound is one: (ND) and (SE') hold, and codec and dither are the theory's."""
         known = self.known
         return self.lower is not None and self.lower.holds and known.codec == "uniform" and not self._stratified
 
     def next_megabyte(self) -> list[float | None]:
-        """Give by how much the upper bound would fall with one more megabyte a round at each site, links aside."""
+        """Return by how much the upper bound would fall with one more megabyte a round at each site, links aside."""
         now = self.upper
         if now is None:
             return [None] * len(self.bits)
@@ -154,7 +155,7 @@ def forecast(known: Known, policy: str = "optimal", total: float | None = None) 
 
 
 def least_total(known: Known, kl: float) -> Forecast:
-    """Give the plan of least total bits whose upper bound, data term included, is at most `kl`."""
+    """Return the plan of least total bits whose upper bound, data term included, is at most `kl`."""
     caps, floors = known.caps(), known.floors()
     best = Forecast(known, "optimal", _finite(known, caps))
     _refuse_unreachable(best, kl, lambda: _longer(known, kl))
@@ -164,7 +165,7 @@ def least_total(known: Known, kl: float) -> Forecast:
 
 
 def shortest_deadline(known: Known, kl: float) -> Forecast:
-    """Give the plan of shortest deadline, every site sending at its cap, whose upper bound is at most `kl`."""
+    """Return the plan of shortest deadline, every site sending at its cap, whose upper bound is at most `kl`."""
     if any(site.rate is None for site in known.sites):
         raise InputError("a deadline needs the link of every site")
     least = known.least_deadline() * (1 + 1e-9) or 1e-6
@@ -220,7 +221,7 @@ def _finite(known: Known, caps: Floats) -> Floats:
 
 
 def _bisect(good: Callable[[float], bool], low: float, high: float) -> float:
-    """Give the least value in [low, high] that is good, from above: `high` is good, and what is given is."""
+    """Return the least value in [low, high] that is good, from above: `high` is good, and what is given is."""
     if good(low):
         return low
     for _ in range(_STEPS):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fpld import _check
-from fpld.codecs import radix
-from fpld.codecs.uniform import MAX_BITS, RANGE_BYTES
+from fpld.codecs.uniform import radix
+from fpld.codecs.uniform.codec import MAX_BITS, RANGE_BYTES
 from fpld.errors import BudgetError, InputError
-from fpld.quantize import paper_bits, wire_quantizer
+from fpld.paper.quantize import paper_bits, wire_quantizer
+from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs
 from fpld.types import Plan
 from fpld.units import show_rate
-from fpld.wire import OVERHEAD
 
 if TYPE_CHECKING:
     from fpld.types import Floats
@@ -50,12 +50,12 @@ class Site:
 
     @property
     def allocation_weight(self) -> float:
-        """Give the weight: as said, or the square of the clip level, or 1."""
+        """Return the weight: as said, or the square of the clip level, or 1."""
         return self.weight if self.weight is not None else (self.clip or 1.0) ** 2
 
     @property
     def clip_level(self) -> float | None:
-        """Give the clip level: as said, or the root of the weight, or None if neither is known."""
+        """Return the clip level: as said, or the root of the weight, or None if neither is known."""
         return self.clip if self.clip is not None else None if self.weight is None else math.sqrt(self.weight)
 
 
@@ -95,29 +95,29 @@ class Known:
 
     @property
     def weights(self) -> Floats:
-        """Give the weight of each site."""
+        """Return the weight of each site."""
         return np.array([site.allocation_weight for site in self.sites])
 
     @property
     def clips(self) -> Floats | None:
-        """Give the clip level of each site, if all are known; without them there is no bracket."""
+        """Return the clip level of each site, if all are known; without them there is no bracket."""
         levels = [site.clip_level for site in self.sites]
         return None if None in levels else np.array(levels, np.float64)
 
     @property
     def trace_constant(self) -> float:
-        """Give c_p: as known, or that of the flattest distribution, 1 - 1/V."""
+        """Return c_p: as known, or that of the flattest distribution, 1 - 1/V."""
         return 1 - 1 / self.vocab if self.c_p is None else self.c_p
 
     def limits(self) -> Floats:
-        """Give [3, K]: the most bits per probe context by link, by cap and by what the codec can use."""
+        """Return [3, K]: the most bits per probe context by link, by cap and by what the codec can use."""
         link = [self._carried(site) for site in self.sites]
         most = MAX_BITS * self.vocab if self.codec == "uniform" and self.channel == "wire" else math.inf
         use = [most + self._side(site) for site in self.sites]
         return np.array([link, [site.cap for site in self.sites], use])
 
     def caps(self) -> Floats:
-        """Give the most bits per probe context of each site; a site that cannot reach its floor is an error."""
+        """Return the most bits per probe context of each site; a site that cannot reach its floor is an error."""
         caps: Floats = self.limits().min(axis=0)
         floors = self.floors()
         if (caps < floors).any():
@@ -125,30 +125,30 @@ class Known:
         return caps
 
     def floors(self) -> Floats:
-        """Give the least bits per probe context that the codec works with; the paper's channel takes any."""
+        """Return the least bits per probe context that the codec works with; the paper's channel takes any."""
         if self.channel == "paper":
             return np.zeros(len(self.sites))
         codec = codecs.get(self.codec)
         return np.array([codec.least_bits(self.plan(site, 1.0)) for site in self.sites])
 
     def plan(self, site: Site, bits: float) -> Plan:
-        """Give a plan of this size, for what the codec and the wire say about sizes."""
+        """Return a plan of this size, for what the codec and the wire say about sizes."""
         clip = None if site.ranged or self.channel == "paper" else site.clip
         return Plan(bytes(16), 1, 0, bytes(32), self.contexts, self.vocab, bits, clip)
 
     def bytes_sent(self, bits: Floats) -> list[int]:
-        """Give the bytes of each site in a round: the payload, and on the wire header and checksum."""
+        """Return the bytes of each site in a round: the payload, and on the wire header and checksum."""
         header = OVERHEAD if self.channel == "wire" else 0
         return [self.plan(site, float(b)).budget_bytes + header for site, b in zip(self.sites, bits, strict=True)]
 
     def paper_bits(self, bits: Floats) -> Floats:
-        """Give the bits per coordinate at which the paper's channel is as noisy as what is sent."""
+        """Return the bits per coordinate at which the paper's channel is as noisy as what is sent."""
         if self.channel == "paper" or self.codec != "uniform":
             return bits / self.vocab
         return np.array([self._as_paper(site, float(b)) for site, b in zip(self.sites, bits, strict=True)])
 
     def least_deadline(self) -> float:
-        """Give the shortest deadline at which every site reaches its floor."""
+        """Return the shortest deadline at which every site reaches its floor."""
         seconds = [
             (floor * self.contexts + 8 * self._header) / site.rate
             for site, floor in zip(self.sites, self.floors(), strict=True)
@@ -157,7 +157,7 @@ class Known:
         return max(seconds, default=0.0)
 
     def with_deadline(self, deadline: float) -> Known:
-        """Give the same with another deadline."""
+        """Return the same with another deadline."""
         return replace(self, deadline=deadline)
 
     @property
@@ -165,7 +165,7 @@ class Known:
         return OVERHEAD if self.channel == "wire" else 0
 
     def _side(self, site: Site) -> int:
-        """Give the bits of a context's own range."""
+        """Return the bits of a context's own range."""
         return 8 * RANGE_BYTES if self.channel == "wire" and self.plan(site, 1.0).clip is None else 0
 
     def _carried(self, site: Site) -> float:

@@ -12,18 +12,18 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from fpld import config as configuration
+from fpld.budget.estimators import distortion_weights
 from fpld.errors import InputError
-from fpld.estimate import distortion_weights
-from fpld.files import read_json
 from fpld.plan.forecast import Forecast
 from fpld.plan.known import Known, Site
-from fpld.runs import read_run
+from fpld.report.runs import read_run
+from fpld.storage.files import read_json
 from fpld.types import Decoded
 from fpld.units import show_rate, show_size
 
 if TYPE_CHECKING:
     from fpld.config import Config
-    from fpld.runs import Line
+    from fpld.report.runs import Line
     from fpld.types import Floats
 
 _BYTE_VOCAB = 256
@@ -83,7 +83,7 @@ def learn(known: Known, line: Line) -> Known:
 
 
 def write(source: Source, plan: Forecast) -> str:
-    """Give the source's configuration with the plan's bits at every node, and all else as it was.
+    """Return the source's configuration with the plan's bits at every node, and all else as it was.
 
     Bits are written out, so that the run does what was planned; shares and estimates have nothing left to decide.
     """

@@ -14,13 +14,13 @@ Row = dict[str, Any]
 
 
 def policies(plan: Forecast) -> dict[str, Forecast]:
-    """Give the plan, and beside it the other policies at the same total and under the same caps."""
+    """Return the plan, and beside it the other policies at the same total and under the same caps."""
     others = {name: forecast(plan.known, name, float(plan.bits.sum())) for name in POLICIES if name != plan.policy}
     return {plan.policy: plan, **others}
 
 
 def site_rows(plan: Forecast) -> list[Row]:
-    """Give one row for each site: what it sends, what holds it, what one more megabyte a round would buy."""
+    """Return one row for each site: what it sends, what holds it, what one more megabyte a round would buy."""
     known, others = plan.known, policies(plan)
     caps = known.caps() / known.vocab
     rows: list[Row] = []
@@ -44,7 +44,7 @@ def site_rows(plan: Forecast) -> list[Row]:
 
 
 def policy_rows(plan: Forecast) -> list[Row]:
-    """Give one row for each policy at the same total: cost, the bracket of the bandwidth loss, the data term."""
+    """Return one row for each policy at the same total: cost, the bracket of the bandwidth loss, the data term."""
     return [_policy_row(name, each) for name, each in policies(plan).items()]
 
 

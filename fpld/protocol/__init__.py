@@ -5,9 +5,9 @@ bits; heterogeneous budgets give the allocator caps and weights; Algorithm 2 add
 refinement codes against the node's own reconstruction.
 """
 
+from fpld.budget.policy import Budget
 from fpld.protocol.aggregator import Aggregator, Combined, Receipt, Settings
 from fpld.protocol.messages import Task
 from fpld.protocol.node import Node
-from fpld.protocol.policy import Budget
 
 __all__ = ["Aggregator", "Budget", "Combined", "Node", "Receipt", "Settings", "Task"]

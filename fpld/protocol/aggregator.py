@@ -18,18 +18,19 @@ import numpy as np
 
 from fpld.codecs import check
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
-from fpld.protocol.combining import Replies, split
+from fpld.numerics import split
+from fpld.protocol.combining import Replies
 from fpld.protocol.learning import Learner, Observer
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.protocol.spool import MEMORY, Spool
+from fpld.protocol.wire import OVERHEAD, payload_of, unseal
 from fpld.registry import codecs, rules
 from fpld.types import Plan
-from fpld.wire import OVERHEAD, payload_of, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fpld.protocol.policy import Budget
+    from fpld.budget.policy import Budget
     from fpld.types import Floats
 
 
@@ -115,17 +116,17 @@ class Aggregator:
 
     @property
     def bits(self) -> list[float]:
-        """Give the bits per probe context that each node was allotted in this round."""
+        """Return the bits per probe context that each node was allotted in this round."""
         return [self._plans[node].bits for node in sorted(self._plans)]
 
     @property
     def weights(self) -> Floats | None:
-        """Give the nodes' estimated weights, once there are any; with loss curves, level and rate of each."""
+        """Return the nodes' estimated weights, once there are any; with loss curves, level and rate of each."""
         return self._learner.estimate
 
     @property
     def noise(self) -> Floats:
-        """Give the mean variance of what each node's frame of the last combined round decoded to."""
+        """Return the mean variance of what each node's frame of the last combined round decoded to."""
         return self._learner.noise
 
     @property
@@ -135,7 +136,7 @@ class Aggregator:
 
     @property
     def sent(self) -> dict[int, int]:
-        """Give the payload bytes of each accepted frame."""
+        """Return the payload bytes of each accepted frame."""
         return {node: len(self._spool.get(node)) - OVERHEAD for node in self._spool.nodes}
 
     def open(
@@ -144,7 +145,7 @@ class Aggregator:
         arrays: dict[str, np.ndarray[Any, Any]],
         prior: np.ndarray[Any, np.dtype[np.int16]] | None = None,
     ) -> dict[int, Task]:
-        """Begin the next round: give a task for each node; `prior` is what a predictive codec codes against."""
+        """Begin the next round: return a task for each node; `prior` is what a predictive codec codes against."""
         self._step("open")
         self.round += 1
         s = self.settings
@@ -173,7 +174,7 @@ class Aggregator:
         return {node: Task(plan, s.codec, s.against, broadcast, arrays) for node, plan in self._plans.items()}
 
     def frame(self, node: int, data: bytes) -> Receipt:
-        """Take a frame that came over node's channel; give the receipt, which is recorded too."""
+        """Take a frame that came over node's channel; return the receipt, which is recorded too."""
         receipt = Receipt(self.round, node, *self._judge(node, data))
         if receipt.verdict == "accepted":
             self._spool.put(node, bytes(data))
@@ -213,7 +214,7 @@ class Aggregator:
         return self.phase is Phase.DONE
 
     def state(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-        """Give what a checkpoint must hold between two rounds: arrays, and a JSON object."""
+        """Return what a checkpoint must hold between two rounds: arrays, and a JSON object."""
         if self.phase not in (Phase.READY, Phase.DONE):
             raise ProtocolError(f"a checkpoint is taken between rounds, not while {self.phase.value}")
         arrays, learnt = self._learner.state()
@@ -262,6 +263,6 @@ class Aggregator:
             self._learnt[node] = learnt
 
     def _reconstruction(self, node: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Give the sum of what a node has sent so far: what it codes against."""
+        """Return the sum of what a node has sent so far: what it codes against."""
         shape = self.settings.contexts, self.settings.vocab
         return self._reconstructions.setdefault(node, np.zeros(shape, np.float32))

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from fpld import combine as rules
 from fpld.codecs import Adding, Summing, decode_blocks
 from fpld.codecs.base import Sequential
-from fpld.theory import softmax, weighted_bracket
+from fpld.numerics import softmax, split
+from fpld.paper.theory import weighted_bracket
+from fpld.rules import builtin as rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fpld.codecs import Codec
-    from fpld.combine import Rule
+    from fpld.rules.builtin import Rule
     from fpld.types import Decoded, Floats, Plan
 
     Floats32 = np.ndarray[Any, np.dtype[np.float32]]
@@ -100,7 +101,7 @@ class Replies:
         return Sums(target, noise, squares, bracket / contexts)
 
     def _parts(self, target: Floats32, observer: Observer, threads: int) -> Iterable[_Part]:
-        """Work on the blocks in the way that suits codec and rule; give what comes of them in their order."""
+        """Work on the blocks in the way that suits codec and rule; return what comes of them in their order."""
         contexts, vocab = target.shape
         linear = self.rule in (rules.mean, rules.precision)
         if linear and isinstance(self.codec, Adding) and not (self.own or observer.samples or observer.squares):
@@ -136,7 +137,7 @@ class Replies:
         return _Part(noise_of, np.zeros(len(self.plans)), bracket, len(noise))
 
     def _shares(self) -> bool:
-        """Say whether the codec can add the nodes up from the start to the end."""
+        """Return whether the codec can add the nodes up from the start to the end."""
         together = all(plan.prior is self.plans[0].prior for plan in self.plans)
         return together and isinstance(self.codec, Summing) and not getattr(self.codec, "strict", False)
 
@@ -188,14 +189,8 @@ class Replies:
         return part
 
 
-def split(contexts: int, width: int, size: int = _BLOCK) -> list[range]:
-    """Cut contexts of `width` coordinates into blocks of about `size` coordinates, of one context at least."""
-    stride = max(size // width, 1)
-    return [range(start, min(start + stride, contexts)) for start in range(0, contexts, stride)]
-
-
 def _sampled(rows: int, shape: tuple[int, ...]) -> int:
-    """Say how many contexts of a block are looked at more closely: in all about `_SAMPLE` coordinates of a node."""
+    """Return how many contexts of a block are looked at more closely: in all about `_SAMPLE` coordinates of a node."""
     contexts, vocab = shape
     return min(rows, -(-rows * max(_SAMPLE // vocab, 1) // contexts))
 
@@ -205,7 +200,7 @@ def _room(wanted: bool, *shape: int) -> Floats32:
 
 
 def _side_by_side(work: Callable[[range], _Part], blocks: Sequence[range], threads: int) -> Iterator[_Part]:
-    """Work on blocks on threads; give results in the order of the blocks."""
+    """Work on blocks on threads; return results in the order of the blocks."""
     workers = min(threads or len(os.sched_getaffinity(0)), len(blocks))
     if workers == 1:
         yield from map(work, blocks)

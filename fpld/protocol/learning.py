@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.budget.estimators import Agreement, Moments, loss_curve
 from fpld.codecs.prior import EIGHTHS
-from fpld.estimate import Agreement, Moments, loss_curve
-from fpld.theory import softmax
+from fpld.numerics import softmax
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fpld.budget.policy import Budget
     from fpld.codecs import Codec
     from fpld.protocol.combining import Sample, Sums
-    from fpld.protocol.policy import Budget
     from fpld.types import Floats, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +34,7 @@ class Learner:
         self.agree = False
 
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Give what a checkpoint must hold: arrays, and a JSON object."""
+        """Return what a checkpoint must hold: arrays, and a JSON object."""
         arrays: dict[str, Array] = {"moments_total": self.moments.total, "moments_count": self.moments.count}
         if self.estimate is not None:
             arrays["estimate"] = self.estimate

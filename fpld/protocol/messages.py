@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from fpld.arrays import dump_arrays, parse_arrays
 from fpld.errors import InputError
+from fpld.storage.arrays import dump_arrays, parse_arrays
 from fpld.types import Plan
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ import numpy as np
 from fpld import _check
 from fpld.codecs import encode_blocks
 from fpld.errors import InputError, ProtocolError
+from fpld.numerics import centre
 from fpld.protocol.messages import Task, digest
-from fpld.quantize import centre
+from fpld.protocol.wire import seal, unseal
 from fpld.registry import codecs
-from fpld.wire import seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +53,7 @@ class Node:
     reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
     def receive(self, data: bytes) -> tuple[Node, Task, bytes | None]:
-        """Take a task; give the frame if it was answered before, and None if there is work to do."""
+        """Take a task; return the frame if it was answered before, and None if there is work to do."""
         task = Task.from_bytes(data)
         plan = task.plan
         if plan.node != self.index:
@@ -73,7 +73,7 @@ class Node:
         return replace(self, phase=Phase.TRAINING, round=plan.round, task=digest(data), frame=b""), task, None
 
     def answer(self, task: Task, logits: Reals | Iterable[Reals], *, key: bytes = b"") -> tuple[Node, bytes]:
-        """Code the logits of the trained model under the task's plan; give the frame to send.
+        """Code the logits of the trained model under the task's plan; return the frame to send.
 
         `logits` are an array or tensor [m, V], or blocks of its rows in order, as a model makes them: then no more than
         a block is held, if the codec can work so.
@@ -94,7 +94,7 @@ class Node:
 def _centred(
     logits: Reals | Iterable[Reals], plan: Plan, base: np.ndarray[Any, np.dtype[np.float32]] | None
 ) -> Iterator[Reals]:
-    """Give logits block by block, centred and less what the node codes against."""
+    """Return logits block by block, centred and less what the node codes against."""
     start = 0
     for block in _blocks(logits, plan) if hasattr(logits, "shape") else logits:
         # Softmax does not see a constant, but clips and robust rules do: all nodes centre alike.

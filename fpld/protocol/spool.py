@@ -58,7 +58,7 @@ class Spool:
         self.on_disk += len(data)
 
     def get(self, node: int) -> memoryview:
-        """Give a node's frame, not a copy."""
+        """Return a node's frame, not a copy."""
         return memoryview(self._frames[node])
 
     def clear(self) -> None:

@@ -49,12 +49,12 @@ class Chart:
     caption: str = ""
 
     def data(self) -> dict[str, Any]:
-        """Give it as JSON for a page, with the palette; what a logarithmic axis cannot show is left out."""
+        """Return it as JSON for a page, with the palette; what a logarithmic axis cannot show is left out."""
         drawn = [asdict(self._shown(series)) for series in self.series]
         return {**asdict(self), "series": drawn, "colours": COLOURS}
 
     def shown(self) -> list[Series]:
-        """Give the series without what the axes cannot show."""
+        """Return the series without what the axes cannot show."""
         return [self._shown(series) for series in self.series]
 
     def _shown(self, series: Series) -> Series:

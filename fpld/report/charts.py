@@ -11,7 +11,7 @@ from fpld.units import show_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpld.runs import Run
+    from fpld.report.runs import Run
 
 ROUND = Axis("round", "band")
 LOSS = "held-out loss (nats per token)"
@@ -19,7 +19,7 @@ _MANY = 60  # bars in a figure before it is drawn as lines
 
 
 def run_charts(run: Run) -> list[Chart]:
-    """Give the figures of one run that has closed a round."""
+    """Return the figures of one run that has closed a round."""
     if not run.trace:
         return []
     charts = [loss_by_bytes([run]), kl_by_round(run), bits_by_node(run)]
@@ -32,7 +32,7 @@ def run_charts(run: Run) -> list[Chart]:
 
 
 def comparison_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Give the figures that hold several runs."""
+    """Return the figures that hold several runs."""
     with_rounds = [run for run in runs if run.trace]
     return [loss_by_bytes(with_rounds), loss_by_round(with_rounds)] if with_rounds else []
 
@@ -208,7 +208,7 @@ def seconds_by_node(run: Run) -> Chart:
 
 
 def _baselines(run: Run) -> list[Series]:
-    """Give other methods as points at their uplink, or as levels if they sent nothing; of nodes alone, the best."""
+    """Return other methods as points at their uplink, or as levels if they sent nothing; of nodes alone, the best."""
     alone = [row for row in run.results if row.method.startswith("alone")]
     best = min(alone, key=lambda row: row.heldout_loss, default=None)
     found = []
@@ -230,7 +230,7 @@ def _at(values: Sequence[float | None], index: int) -> float:
 
 
 def _number(value: float | None) -> float:
-    """Give what is not known as no number: it is not drawn."""
+    """Return what is not known as no number: it is not drawn."""
     return math.nan if value is None else value
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fpld.figures import save_figure
 from fpld.report.chart import COLOURS
+from fpld.report.figures import save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,6 +83,6 @@ def _axis(axes: Axes, axis: Axis, which: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Give a name as matplotlib shows it unchanged: a dollar sign would begin mathematics, an underscore hide it."""
+    """Return a name as matplotlib shows it unchanged: a dollar sign would begin mathematics, an underscore hide it."""
     shown = text.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

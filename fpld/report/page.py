@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from fpld.plan import Forecast
-    from fpld.runs import Run
+    from fpld.report.runs import Run
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
 SCRIPTS = (*LIBRARIES, "charts.js", "tables.js")
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """Give the page of one run, or of several side by side."""
+    """Return the page of one run, or of several side by side."""
     env = environment()
     parts = [comparison(runs)] if len(runs) > 1 else []
     parts += [run_section(run, f"run-{i}") for i, run in enumerate(runs)]
@@ -41,13 +41,13 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def plan_page(plans: Mapping[str, Forecast], note: str = "") -> str:
-    """Give the page of a plan, or of the answers to a target."""
+    """Return the page of a plan, or of the answers to a target."""
     body = "\n".join(plan_section(name, plan, f"plan-{i}") for i, (name, plan) in enumerate(plans.items()))
     return _page(environment(), "Plan of a federation", f"fpld {__version__}. {note}".strip(), body)
 
 
 def run_section(run: Run, key: str) -> str:
-    """Give the part of a page that shows a run, finished or not; `key` begins the ids of its tables."""
+    """Return the part of a page that shows a run, finished or not; `key` begins the ids of its tables."""
     return environment().get_template("run.html.j2").render(
         run=run,
         id=key,
@@ -62,14 +62,14 @@ def run_section(run: Run, key: str) -> str:
 
 
 def comparison(runs: Sequence[Run]) -> str:
-    """Give the part of a page that shows runs side by side."""
+    """Return the part of a page that shows runs side by side."""
     return environment().get_template("comparison.html.j2").render(
         charts=comparison_charts(runs), results=tables.result_rows(runs), differences=tables.difference_rows(runs)
     )  # fmt: skip
 
 
 def plan_section(name: str, plan: Forecast, key: str) -> str:
-    """Give the part of a page that shows a plan."""
+    """Return the part of a page that shows a plan."""
     first = policy_rows(plan)[0]
     tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
     if first["round_seconds"] is not None:
@@ -90,7 +90,7 @@ def plan_section(name: str, plan: Forecast, key: str) -> str:
 
 
 def environment() -> Environment:
-    """Give the templates' environment: escapes everything."""
+    """Return the templates' environment: escapes everything."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
@@ -135,7 +135,7 @@ def _cell(value: Any) -> str:
 
 
 def _attributes(value: Any) -> Any:
-    """Give the attributes of a number's cell: its class, and the value to sort by and to copy."""
+    """Return the attributes of a number's cell: its class, and the value to sort by and to copy."""
     from markupsafe import Markup
 
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,7 +17,7 @@ _POINTS = 25
 
 
 def plan_charts(plan: Forecast) -> list[Chart]:
-    """Give the allocation, and the loss against the total if clip levels are known."""
+    """Return the allocation, and the loss against the total if clip levels are known."""
     charts = [allocation(plan)]
     if plan.upper is not None:
         charts.append(loss_by_total(plan))

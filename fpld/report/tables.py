@@ -10,13 +10,13 @@ from fpld.units import show_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpld.runs import Run
+    from fpld.report.runs import Run
 
 Row = dict[str, Any]
 
 
 def tiles(run: Run) -> dict[str, str]:
-    """Give what is worth knowing at a glance."""
+    """Return what is worth knowing at a glance."""
     found = {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
         loss = run.trace[-1].heldout_loss
@@ -31,14 +31,14 @@ def tiles(run: Run) -> dict[str, str]:
 
 
 def gap(run: Run) -> float | None:
-    """Give the share of the gap between the best node alone and pooled training that the run closes."""
+    """Return the share of the gap between the best node alone and pooled training that the run closes."""
     from fpld.federation.run import gap_closed
 
     return gap_closed([row.model_dump() for row in run.results])
 
 
 def result_rows(runs: Sequence[Run]) -> list[Row]:
-    """Give every method of every run: loss and uplink."""
+    """Return every method of every run: loss and uplink."""
     return [
         ({"run": run.name} if len(runs) > 1 else {}) | row.model_dump()
         for run in runs
@@ -47,7 +47,7 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
 
 
 def round_rows(run: Run) -> list[Row]:
-    """Give one flat row for each round."""
+    """Return one flat row for each round."""
     return [
         {
             "round": line.round,
@@ -65,7 +65,7 @@ def round_rows(run: Run) -> list[Row]:
 
 
 def node_rows(run: Run) -> list[Row]:
-    """Give what each node contributed: rounds, bits, bytes and its share of them, weight, loss on its own text."""
+    """Return what each node contributed: rounds, bits, bytes and its share of them, weight, loss on its own text."""
     total = sum(run.uplink[-1:]) or 1
     rows: list[Row] = []
     for i, name in enumerate(run.nodes):
@@ -96,7 +96,7 @@ def node_rows(run: Run) -> list[Row]:
 
 
 def allocation_rows(run: Run) -> list[Row]:
-    """Give one flat row for each node and round: bits allotted and sent, bytes, weight, loss, seconds."""
+    """Return one flat row for each node and round: bits allotted and sent, bytes, weight, loss, seconds."""
 
     def at(values: Sequence[Any] | None, index: int) -> Any:
         return values[index] if values and index < len(values) else None
@@ -119,7 +119,7 @@ def allocation_rows(run: Run) -> list[Row]:
 
 
 def incident_rows(run: Run) -> list[Row]:
-    """Give what was refused and who was absent, with the reasons."""
+    """Return what was refused and who was absent, with the reasons."""
     return [
         {"round": line.round, "what": what, "who and why": text}
         for line in run.trace
@@ -129,7 +129,7 @@ def incident_rows(run: Run) -> list[Row]:
 
 
 def difference_rows(runs: Sequence[Run]) -> list[Row]:
-    """Give the keys of the configurations in which runs differ."""
+    """Return the keys of the configurations in which runs differ."""
     flat = [_flatten(run.text) for run in runs]
     keys = sorted({key for each in flat for key in each})
     return [

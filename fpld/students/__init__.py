@@ -3,42 +3,15 @@
 `NGram` needs NumPy only. `fpld.students.transformer` needs PyTorch, and is imported only when asked for.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from fpld.arrays import read_arrays, write_arrays
+from fpld import registry
 from fpld.errors import InputError
+from fpld.storage.arrays import read_arrays, write_arrays
 from fpld.students.base import Progress, Student
 from fpld.students.ngram import NGram, NGramConfig
-
-
-def _transformer() -> type[Student]:
-    from fpld.students.transformer import Transformer  # PyTorch: loaded only for who uses it
-
-    return Transformer
-
-
-def _huggingface() -> type[Student]:
-    from fpld.students.huggingface import HuggingFace  # transformers: loaded only for who uses it
-
-    return HuggingFace
-
-
-KINDS: dict[str, Callable[[], type[Student]]] = {
-    "ngram": lambda: NGram,
-    "transformer": _transformer,
-    "huggingface": _huggingface,
-}
-"""Each kind of student, by its name in model files and configurations, and how to import its class."""
-
-
-def register(kind: str, load_class: Callable[[], type[Student]]) -> None:
-    """Add a kind of student of your own for this process; `load_class` imports and gives its class."""
-    if kind in KINDS:
-        raise InputError(f"student kind {kind!r} exists already: choose another name")
-    KINDS[kind] = load_class
 
 
 def student_class(kind: str) -> type[Student]:
@@ -47,21 +20,21 @@ def student_class(kind: str) -> type[Student]:
     >>> student_class("ngram").__name__
     'NGram'
     """
-    if kind not in KINDS:
-        raise InputError(f"kind must be one of {sorted(KINDS)}, got {kind!r}")
-    return KINDS[kind]()
+    return registry.students.get(kind)
 
 
 def load(path: str | Path) -> Student:
     """Read a student of any kind from a file that `save` wrote."""
     kind = read_arrays(path)[1].get("kind", "")
-    if kind not in KINDS:
-        raise InputError(f"{path}: kind must be one of {sorted(KINDS)}, got {kind!r}")
-    return student_class(kind).load(path)
+    try:
+        cls = student_class(kind)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return cls.load(path)
 
 
 def read_state(path: str | Path) -> dict[str, np.ndarray]:
-    """Give the parameters in a student's file without making the student, which may be large."""
+    """Return the parameters in a student's file without making the student, which may be large."""
     return read_arrays(path)[0]
 
 
@@ -71,14 +44,12 @@ def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | P
 
 
 __all__ = [
-    "KINDS",
     "NGram",
     "NGramConfig",
     "Progress",
     "Student",
     "load",
     "read_state",
-    "register",
     "student_class",
     "write_state",
 ]

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fpld.arrays import read_arrays, write_arrays
 from fpld.errors import InputError
+from fpld.numerics import log_sum_exp
+from fpld.storage.arrays import read_arrays, write_arrays
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
@@ -231,12 +232,6 @@ class Student(ABC):
         except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: must hold a sound {cls.kind} student, but {error}") from error
         return student
-
-
-def log_sum_exp(rows: np.ndarray) -> np.ndarray:
-    """Return log(sum(exp(row))) for each row, without overflow."""
-    top = rows.max(axis=1, keepdims=True)
-    return np.asarray(top[:, 0] + np.log(np.exp(rows - top).sum(axis=1)))
 
 
 def tail_mean(losses: list[float]) -> float:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fpld.arrays import read_arrays
 from fpld.data.pretrained import PretrainedTokenizer
 from fpld.errors import InputError, MissingExtraError
+from fpld.storage.arrays import read_arrays
 from fpld.students.base import check_count
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class HuggingFaceTokenizer(PretrainedTokenizer):
 
 
 def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-    """Give the tokenizer of a model, with the model's V."""
+    """Return the tokenizer of a model, with the model's V."""
     folder, options = _place(locate(path))
     try:
         config = require("transformers").AutoConfig.from_pretrained(folder, **options)
@@ -201,7 +201,7 @@ def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
 
 
 def locate(path: str | os.PathLike[str]) -> Path:
-    """Give the place of a model: a name of `MODELS` is brought into the cache, any other path is itself."""
+    """Return the place of a model: a name of `MODELS` is brought into the cache, any other path is itself."""
     return MODELS[str(path)]() if str(path) in MODELS else Path(path)
 
 
@@ -235,7 +235,7 @@ def load_model(path: Path) -> Any:
 
 
 def weights_digest(path: Path) -> str:
-    """Give the SHA-256 over the names and contents of the weight files, in sorted order."""
+    """Return the SHA-256 over the names and contents of the weight files, in sorted order."""
     _place(path)
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
@@ -261,7 +261,7 @@ def require(module: str) -> Any:
 
 
 def _place(path: Path) -> tuple[str, dict[str, Any]]:
-    """Give the folder and the options by which transformers finds what is at `path`."""
+    """Return the folder and the options by which transformers finds what is at `path`."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name, **options}

@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 
 from fpld.errors import InputError
+from fpld.numerics import softmax
 from fpld.students.base import Progress, Student, check_count, tail_mean
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
@@ -25,7 +26,7 @@ MAX_PARAMETERS = 1 << 28
 
 @dataclass(frozen=True)
 class NGramConfig:
-    """Give the size of an n-gram model and how it is trained: Adagrad on minibatches of `batch` contexts."""
+    """Return the size of an n-gram model and how it is trained: Adagrad on minibatches of `batch` contexts."""
 
     vocab: int
     order: int = 3
@@ -145,7 +146,7 @@ class NGram(Student):
 
         def probe_batch() -> Batch:
             chosen = rng.integers(len(rows), size=self._config.batch)
-            p = softmax(flat[chosen])
+            p = softmax(flat[chosen], np.float32)
             entropy = -float(np.sum(p * np.log(np.maximum(p, np.finfo(np.float32).tiny)), dtype=np.float64))
             return Batch(rows[chosen], p, entropy / len(chosen), 1.0)
 
@@ -162,7 +163,7 @@ class NGram(Student):
         for step in range(steps):
             drawn = [batch() for batch in batches]
             rows = np.concatenate([batch.rows for batch in drawn])
-            q = softmax(self._logits(rows))
+            q = softmax(self._logits(rows), np.float32)
             gradient, value, start = np.empty_like(q), 0.0, 0
             for batch in drawn:
                 part = slice(start, start + len(batch.rows))
@@ -222,10 +223,3 @@ def text_batch(
     p = np.zeros((config.batch, config.vocab), np.float32)
     p[np.arange(config.batch), tokens[chosen + 1]] = 1.0
     return Batch(rows[chosen], p, 0.0, weight)
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return the probabilities of each row of logits."""
-    p = np.exp(logits - logits.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    return np.asarray(p)

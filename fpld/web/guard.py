@@ -75,7 +75,7 @@ class Guard:
         return answer
 
     def _known(self, request: Request) -> bool:
-        """Say whether the request shows the token: by the cookie of a login, or as a bearer token."""
+        """Return whether the request shows the token: by the cookie of a login, or as a bearer token."""
         token = self._token or ""
         bearer = request.headers.get("authorization", "")
         return self._equal(request.cookies.get(COOKIE, ""), _proof(token)) or self._equal(bearer, f"Bearer {token}")
@@ -86,7 +86,7 @@ class Guard:
 
 
 def _proof(token: str) -> str:
-    """Give what the cookie holds: it shows that the token was known, and does not tell it."""
+    """Return what the cookie holds: it shows that the token was known, and does not tell it."""
     return hmac.new(token.encode(), b"fpld dashboard", hashlib.sha256).hexdigest()
 
 

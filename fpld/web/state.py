@@ -10,13 +10,13 @@ from fpld.errors import FpldError, InputError
 from fpld.plan import Known, Site, forecast
 from fpld.plan.sources import read
 from fpld.report.page import environment, plan_section, run_section
-from fpld.runs import find_runs, read_run
+from fpld.report.runs import find_runs, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fpld.runs import Run
+    from fpld.report.runs import Run
 
 _FILES = ("config.toml", "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "result.json", "versions.json")
 EXAMPLE = Known(
@@ -45,7 +45,7 @@ class State:
         return sorted(rows, key=lambda row: -row["changed"])
 
     def run(self, name: str) -> dict[str, Any]:
-        """Give a run as parts of a page, and a stamp that changes when it does."""
+        """Return a run as parts of a page, and a stamp that changes when it does."""
         path = self._path(name)
         stamp, found = self._read(name, path)
         if isinstance(found, str):
@@ -55,11 +55,11 @@ class State:
         return {"stamp": stamp, "live": live, "body": run_section(found, "run")}
 
     def stamp(self, name: str) -> str:
-        """Give the stamp of a run."""
+        """Return the stamp of a run."""
         return _stamp(self._path(name))
 
     def planner(self, name: str | None) -> dict[str, Any]:
-        """Give where the planner's sliders begin: what a run knows, or an example."""
+        """Return where the planner's sliders begin: what a run knows, or an example."""
         known, total = self._known(name)
         deadline = known.deadline or 180.0
         return {
@@ -71,7 +71,7 @@ class State:
         }
 
     def plan(self, name: str | None, rates: Sequence[float], deadline: float, share: float) -> str:
-        """Plan for links in bit/s, a deadline and a share of what the links can carry; give a part of a page."""
+        """Plan for links in bit/s, a deadline and a share of what the links can carry; return a part of a page."""
         try:
             known, _ = self._known(name)
             if len(rates) != len(known.sites):

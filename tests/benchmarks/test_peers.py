@@ -17,8 +17,7 @@ from benchmarks.peers.softlabel import SoftLabelCodec
 from benchmarks.peers.stochastic import StochasticCodec
 from benchmarks.peers.topk import TopKCodec
 from fpld import BudgetError, Codec, FrameError, InputError
-from fpld.quantize import centre
-from fpld.theory import kl
+from fpld.numerics import centre, kl
 from tests.helpers import ADVERSARIAL, make_plan
 
 PEERS = [pytest.param(codec, id=name) for name, codec in peers(4).items()]

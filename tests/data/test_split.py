@@ -98,7 +98,7 @@ def test_a_lone_document_named_like_a_group_is_not_of_the_group() -> None:
 
 
 def _spread(alpha: float) -> float:
-    """Give the mean largest share of a label at one of 4 nodes: 1/4 when even, 1 when one node has all."""
+    """Return the mean largest share of a label at one of 4 nodes: 1/4 when even, 1 when one node has all."""
     shards = dirichlet(MANY, ["a", "b", "c", "d"], alpha=alpha, seed=3)
     counts = [Counter(document.label for document in members) for members in shards.values()]
     return float(np.mean([max(count[f"label{j}"] for count in counts) / 200 for j in range(10)]))

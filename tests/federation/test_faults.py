@@ -15,7 +15,7 @@ from fpld.errors import QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import prepare
 from fpld.federation.rounds import Federation
-from fpld.federation.store import RunFolder
+from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

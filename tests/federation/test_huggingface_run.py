@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fpld.arrays import read_arrays
 from fpld.config import load, parse
 from fpld.data import load_tokenizer
 from fpld.errors import InputError, MissingExtraError
 from fpld.federation.run import run
 from fpld.federation.training import make_student
+from fpld.storage.arrays import read_arrays
 from fpld.students import load as load_student
 from fpld.students import student_class
 from tests.tiny_llama import make_llama

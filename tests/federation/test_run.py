@@ -218,7 +218,7 @@ def test_folders_in_use_or_of_another_run_are_refused(
     assert "holds a run already" in capsys.readouterr().err
     assert main(["run", str(config_file), "--out", str(out), "--resume"]) == 2
     assert "another configuration" in capsys.readouterr().err
-    from fpld.federation.store import RunFolder
+    from fpld.storage.folder import RunFolder
 
     with RunFolder(out).lock():
         assert main(["run", str(few), "--out", str(out), "--resume"]) == 2
@@ -241,7 +241,7 @@ def test_the_tokens_of_nodes_are_their_own(
 ) -> None:
     few = edited(config_file, ("[engine]", "[baselines]\nmethods = []\n\n[engine]"), ("rounds = 3", "rounds = 1"))
     run_json(capsys, few, "--out", tmp_path / "run")
-    from fpld.arrays import read_arrays
+    from fpld.storage.arrays import read_arrays
 
     for index, word in enumerate(("wolf", "camel", "parrot")):
         text = bytes(read_arrays(tmp_path / f"run/text/{index}.safetensors")[0]["tokens"].astype(np.uint8)).decode()

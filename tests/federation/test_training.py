@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fpld.federation.training import blank_kl, probe_kl
+from fpld.numerics import kl
 from fpld.students.ngram import NGram, NGramConfig
-from fpld.theory import kl
 
 
 def test_divergences_are_those_of_the_identity() -> None:

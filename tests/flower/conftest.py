@@ -89,7 +89,7 @@ class InProcessGrid(Grid):
 
 
 def carried(message: Message) -> tuple[Message, int]:
-    """Give the message as the other end parses it, and the bytes that carried it."""
+    """Return the message as the other end parses it, and the bytes that carried it."""
     wire: Wire = {identity: item.deflate() for identity, item in get_all_nested_objects(message).items()}
     parsed = inflate_object_from_contents(message.object_id, dict(wire))
     assert isinstance(parsed, Message)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fpld import config as configuration
-from fpld import students
+from fpld import registry, students
 from fpld.cli import main
 from fpld.engines.flower.home import NodeFile, open_home
 from fpld.engines.flower.processes import QUIET
@@ -128,10 +128,10 @@ class Mine(NGram):
 
 
 def test_a_student_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(students, "KINDS", dict(students.KINDS))
-    students.register("mine", lambda: Mine)
+    monkeypatch.setattr(registry.students, "_loaded", dict(registry.students._loaded))
+    registry.students.register("mine", Mine)
     with pytest.raises(ValueError, match="'mine' exists already"):
-        students.register("mine", lambda: Mine)
+        registry.students.register("mine", Mine)
     deployment = Deployment(tmp_path, [('kind = "ngram"', 'kind = "mine"'), ("rounds = 3", "rounds = 1")])
     deployment.serve(deployment.grid())
     run(deployment.config, deployment.text, tmp_path / "local", resume=False, report=lambda _: None)

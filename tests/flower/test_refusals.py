@@ -22,12 +22,12 @@ from fpld.engines.flower.payload import FRAME, LETTER, TASK, pack, pack_task, re
 from fpld.engines.flower.server import serve
 from fpld.errors import BudgetError, InputError, ProtocolError, QuorumError
 from fpld.federation.prepare import prepare_public
-from fpld.federation.store import RunFolder
 from fpld.protocol import Task
 from fpld.protocol.messages import digest
+from fpld.protocol.wire import HEADER, seal
 from fpld.registry import codecs
+from fpld.storage.folder import RunFolder
 from fpld.types import Plan
-from fpld.wire import HEADER, seal
 from tests.flower.conftest import Deployment, InProcessGrid
 
 if TYPE_CHECKING:

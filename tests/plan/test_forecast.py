@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fpld import UniformCodec, simulate
+from fpld import UniformCodec
 from fpld.errors import BudgetError, FpldError
+from fpld.numerics import kl
+from fpld.paper import simulate
+from fpld.paper.theory import heterogeneous_upper
 from fpld.plan import Forecast, Known, Site, forecast, least_total, shortest_deadline
 from fpld.plan.tables import advice, policies, policy_rows, site_rows
-from fpld.theory import heterogeneous_upper, kl
-from fpld.wire import OVERHEAD
+from fpld.protocol.wire import OVERHEAD
 
 CONTEXTS, VOCAB = 1500, 32
 

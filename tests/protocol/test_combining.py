@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fpld import UniformCodec, combine
+from fpld import UniformCodec
 from fpld.codecs import Float32Codec
+from fpld.numerics import split
 from fpld.protocol import Aggregator, Budget, Node, Settings
 from fpld.protocol import combining as module
 from fpld.protocol.combining import Replies
 from fpld.protocol.spool import Spool
+from fpld.rules import builtin as combine
 from tests.helpers import make_plan
 
 K, M, V = 5, 40, 300
@@ -61,7 +63,7 @@ def test_blocks_give_what_the_rule_gives_for_all(codec: Any, rule: Any, monkeypa
     assert len(set(found)) == 1
 
 
-_split = module.split
+_split = split
 
 
 def test_the_mixture_keeps_what_float32_cannot_hold() -> None:

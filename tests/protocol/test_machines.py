@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fpld import FrameError, InputError, UniformCodec, seal, theory
+from fpld import FrameError, InputError, UniformCodec, seal
 from fpld.errors import ProtocolError, QuorumError
+from fpld.paper import theory
 from fpld.protocol import Aggregator, Budget, Node, Settings, Task
 from fpld.protocol.aggregator import LEGAL, Phase
-from fpld.wire import HEADER
+from fpld.protocol.wire import HEADER
 
 K, M, V = 3, 12, 20
 PROBE = bytes(range(32))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpld import InputError
-from fpld.arrays import dump_arrays
 from fpld.protocol import Task
+from fpld.storage.arrays import dump_arrays
 from tests.helpers import make_plan
 
 TASK = Task(make_plan(), "uniform", "own", "weights", {"a": np.arange(6, dtype=np.float32).reshape(2, 3)})

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from fpld import registry
 from fpld.errors import InputError, MissingExtraError
 
 torch = pytest.importorskip("torch")
@@ -85,7 +86,7 @@ def test_torch_is_loaded_only_when_asked_for() -> None:
 def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "fpld.students.transformer")
-    from fpld.students import student_class
+    monkeypatch.setattr(registry.students, "_loaded", {})
 
     with pytest.raises(MissingExtraError, match=r"transformer student .*fpld\[torch\]"):
-        student_class("transformer")
+        registry.students.get("transformer")

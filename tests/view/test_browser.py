@@ -19,7 +19,7 @@ from fpld.federation import jobs
 from fpld.federation.prepare import prepare
 from fpld.federation.rounds import Federation
 from fpld.federation.run import versions
-from fpld.federation.store import RunFolder
+from fpld.storage.folder import RunFolder
 from tests.federation.conftest import CONFIG, write_texts
 from tests.view.conftest import EVIL, serve
 
@@ -83,7 +83,7 @@ def watched(browser: Browser) -> Iterator[Watched]:
 
 
 def bars(page: Page, figure: str) -> list[str]:
-    """Give the heights of the bars of a figure, by its title."""
+    """Return the heights of the bars of a figure, by its title."""
     rectangles = page.locator("figure.chart", has_text=figure).locator("[aria-label=bar] rect")
     heights: list[str] = rectangles.evaluate_all("all => all.map(bar => bar.getAttribute('height'))")
     return heights
@@ -131,7 +131,7 @@ def test_text_and_figures_can_be_read_in_either_light(
 
 
 def contrast(page: Page, selector: str) -> float:
-    """Give the WCAG contrast of an element's colour to the page."""
+    """Return the WCAG contrast of an element's colour to the page."""
     found = page.evaluate(
         """(selector) => {
           const ink = getComputedStyle(document.querySelector(selector));

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from tensorboardX.proto.event_pb2 import Event
 
 from fpld.cli import main
-from fpld.runs import read_run
+from fpld.report.runs import read_run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ import shutil
 from typing import TYPE_CHECKING
 
 from fpld.federation.progress import Progress
-from fpld.federation.store import RunFolder
-from fpld.runs import read_run
+from fpld.report.runs import read_run
+from fpld.storage.folder import RunFolder
 from fpld.web.state import State
 
 if TYPE_CHECKING:

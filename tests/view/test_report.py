@@ -17,8 +17,8 @@ import fpld.report
 from fpld.cli import main
 from fpld.report.charts import comparison_charts, run_charts
 from fpld.report.page import SCRIPTS, asset, report_page
+from fpld.report.runs import find_runs, read_run
 from fpld.report.tables import difference_rows, node_rows
-from fpld.runs import find_runs, read_run
 from tests.view.conftest import EVIL, EVIL_PATH, EVIL_SCRIPT
 
 

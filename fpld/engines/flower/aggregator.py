@@ -16,8 +16,8 @@ from fpld.engines.flower.journal import follow
 from fpld.engines.flower.processes import Child, LaunchError, call, call_json, check_port, wait_ready
 from fpld.engines.flower.server import STATUS, public_file
 from fpld.errors import FpldError, InputError
-from fpld.federation.store import RunFolder
-from fpld.files import write_atomic
+from fpld.storage.files import write_atomic
+from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ class Start:
 
 
 def aggregate(start: Start, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Run the federation to its end; give the table's rows. SuperLink and SuperExec are started anew if they die."""
+    """Run the federation to its end; return the table's rows. SuperLink and SuperExec are started anew if they die."""
     _check(start)
     folder = RunFolder(start.out / "flower")
     with folder.lock():
@@ -102,7 +102,7 @@ def _check(start: Start) -> None:
 
 
 def _local(start: Start) -> str:
-    """Give the address at which this machine reaches the SuperLink."""
+    """Return the address at which this machine reaches the SuperLink."""
     assert start.config.flower is not None  # noqa: S101 - _check has said so
     host, port = start.config.flower.address.rsplit(":", 1)
     return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104

@@ -13,7 +13,7 @@ from fpld.federation.prepare import base_file, student_options
 
 if TYPE_CHECKING:
     from fpld.config import Config
-    from fpld.federation.store import RunFolder
+    from fpld.storage.folder import RunFolder
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -27,7 +27,7 @@ class Files(Section):
     student: Digest
 
     def digests(self) -> set[str]:
-        """Give the digests."""
+        """Return the digests."""
         return {self.probe, self.tokenizer, self.base, self.student}
 
 
@@ -59,7 +59,7 @@ class Assignment(Section):
 
 
 def assignments(config: Config, run: RunFolder) -> tuple[list[Assignment], dict[str, bytes]]:
-    """Give each node's assignment, and the files that they name, by digest."""
+    """Return each node's assignment, and the files that they name, by digest."""
     contents: dict[str, bytes] = {}
 
     def file(name: str) -> str:

@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fpld.engines.flower.identity import make_aggregator_key, public_half, write_secret
 from fpld.errors import InputError
-from fpld.files import read_utf8, write_atomic
+from fpld.storage.files import read_utf8, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

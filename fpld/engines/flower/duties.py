@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld import students
-from fpld.arrays import dump_arrays, parse_arrays
 from fpld.config import DataSection
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.assignment import Assignment
@@ -22,17 +21,18 @@ from fpld.errors import BudgetError, ProtocolError
 from fpld.federation import jobs
 from fpld.federation.prepare import hold_out_seed, site_text
 from fpld.federation.site import Site, work
-from fpld.federation.store import RunFolder
-from fpld.files import write_atomic
 from fpld.protocol.messages import digest
+from fpld.storage.arrays import dump_arrays, parse_arrays
+from fpld.storage.files import write_atomic
+from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from fpld.engines.flower.home import Home
-    from fpld.federation.store import Arrays
     from fpld.protocol import Task
+    from fpld.storage.folder import Arrays
 
 HELDOUT, TEXT, STUDENT = "heldout.safetensors", "text.safetensors", "student.safetensors"
 
@@ -60,7 +60,7 @@ def join(home: Home, data: bytes) -> bytes:
 
 
 def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> bytes:
-    """Do a round: fine-tune, probe, code; give the frame."""
+    """Do a round: fine-tune, probe, code; return the frame."""
     order = _order(home, data, "train")
     if task.broadcast == "weights" and not task.arrays:
         task = replace(task, arrays=_kept_student(home, order))
@@ -78,7 +78,7 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
 
 
 def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes]) -> bytes:
-    """Evaluate the student on the held-out text; give a letter with the loss and the text's size."""
+    """Evaluate the student on the held-out text; return a letter with the loss and the text's size."""
     order = _order(home, data, "evaluate")
     serial = dump_arrays(student, {})
     if digest(serial) != order.body.get("student"):
@@ -137,7 +137,7 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> Path:
 
 
 def _kept_student(home: Home, order: Order) -> Arrays:
-    """Give the student that this node evaluated last, if it is the one that is meant."""
+    """Return the student that this node evaluated last, if it is the one that is meant."""
     path = _folder(home, order) / STUDENT
     content = path.read_bytes() if path.exists() else b""
     if digest(content) != order.body.get("student"):

@@ -1,4 +1,4 @@
-"""Send messages over a Grid and give the replies as they come."""
+"""Send messages over a Grid and return the replies as they come."""
 
 from __future__ import annotations
 

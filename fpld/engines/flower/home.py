@@ -13,7 +13,7 @@ from fpld.config import Count, Name, Section
 from fpld.engines.flower.assignment import Digest  # noqa: TC001 - pydantic reads it
 from fpld.engines.flower.identity import MAC_KEY, make_node_keys, parse_public, run_secret
 from fpld.errors import InputError
-from fpld.files import read_utf8, write_atomic
+from fpld.storage.files import read_utf8, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ class Invitation(Section):
 
 
 def init_node(folder: Path, name: str, invitation: Invitation, source: str) -> Path:
-    """Make a node's folder: keys, the aggregator's certificate, and the node's file; give the public keys' file."""
+    """Make a node's folder: keys, the aggregator's certificate, and the node's file; return the public keys' file."""
     if (folder / NODE_FILE).exists():
         raise InputError(f"{folder / NODE_FILE} exists already: choose another folder, or edit it")
     parse_public(invitation.aggregator)
@@ -117,7 +117,7 @@ def init_node(folder: Path, name: str, invitation: Invitation, source: str) -> P
 
 
 def open_home(path: Path) -> Home:
-    """Give the home that a node's file describes."""
+    """Return the home that a node's file describes."""
     file, folder = NodeFile.read(path), path.resolve().parent
     aggregator = parse_public(file.aggregator)
 

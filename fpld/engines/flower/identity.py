@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from fpld.errors import InputError, ProtocolError
-from fpld.files import canonical_json, read_utf8, storage_error
+from fpld.storage.files import canonical_json, read_utf8, storage_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,7 @@ class PublicKeys:
 
 
 def make_node_keys(folder: Path, name: str) -> Path:
-    """Make a node's keys in its folder; give the file with the public ones."""
+    """Make a node's keys in its folder; return the file with the public ones."""
     auth, mac = ec.generate_private_key(ec.SECP384R1()), X25519PrivateKey.generate()
     write_secret(folder / AUTH_KEY, auth.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     write_secret(folder / MAC_KEY, _encode(mac.private_bytes_raw()))
@@ -69,7 +69,7 @@ def make_aggregator_key(path: Path) -> None:
 
 
 def public_half(path: Path) -> str:
-    """Give the public half of a secret key, as text."""
+    """Return the public half of a secret key, as text."""
     return _encode(_private(path).public_key().public_bytes_raw()).decode()
 
 
@@ -92,7 +92,7 @@ def parse_public(text: str) -> bytes:
 
 
 def write_letter(key: bytes, body: dict[str, Any]) -> bytes:
-    """Give a JSON object as bytes with a tag that only holders of the key can make (without a key: a checksum)."""
+    """Return a JSON object as bytes with a tag that only holders of the key can make (without a key: a checksum)."""
     text = canonical_json(body)
     return _tag(key, text) + text
 
@@ -120,7 +120,7 @@ class Letter:
         return cls(tag, text, body)
 
     def check(self, key: bytes, kind: str) -> dict[str, Any]:
-        """Give the body if the tag is right and it is of this kind."""
+        """Return the body if the tag is right and it is of this kind."""
         if not hmac.compare_digest(self.tag, _tag(key, self.text)):
             raise ProtocolError("a letter's tag does not match: it was altered, or made with another key")
         if self.body.get("kind") != kind:

@@ -9,7 +9,7 @@ from flwr.app import Context, Message, MessageType
 from fpld.engines.flower.payload import FRAME, TASK, unpack
 from fpld.errors import BudgetError
 from fpld.protocol.messages import Task
-from fpld.wire import OVERHEAD
+from fpld.protocol.wire import OVERHEAD
 
 if TYPE_CHECKING:
     from flwr.clientapp.typing import ClientAppCallable

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fpld.arrays import dump_arrays, parse_arrays
 from fpld.errors import ProtocolError
 from fpld.protocol.messages import Task
+from fpld.storage.arrays import dump_arrays, parse_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,12 +36,12 @@ _DTYPES = {
 
 
 def bytes_array(data: bytes, stype: str) -> Array:
-    """Give bytes as an Array of a type of ours."""
+    """Return bytes as an Array of a type of ours."""
     return Array("uint8", (len(data),), stype, data)
 
 
 def array_bytes(array: object, stype: str) -> bytes:
-    """Give the bytes of an Array that `bytes_array` made; anything else is refused."""
+    """Return the bytes of an Array that `bytes_array` made; anything else is refused."""
     if not isinstance(array, Array) or array.stype != stype or array.dtype != "uint8":
         raise ProtocolError(f"bytes of type {stype} must come here, got {getattr(array, 'stype', type(array))}")
     if tuple(array.shape) != (len(array.data),):
@@ -50,12 +50,12 @@ def array_bytes(array: object, stype: str) -> bytes:
 
 
 def pack(**parts: tuple[bytes, str]) -> RecordDict:
-    """Give a message's content: named bytes, each with its type."""
+    """Return a message's content: named bytes, each with its type."""
     return RecordDict({name: ArrayRecord({"data": bytes_array(*part)}) for name, part in parts.items()})
 
 
 def unpack(content: RecordDict, name: str, stype: str) -> bytes:
-    """Give the named bytes of a message's content."""
+    """Return the named bytes of a message's content."""
     record = content.array_records.get(name)
     if record is None or set(record) != {"data"}:
         raise ProtocolError(f"a message must hold {name!r}, got {sorted(content)}")
@@ -63,7 +63,7 @@ def unpack(content: RecordDict, name: str, stype: str) -> bytes:
 
 
 def arrays_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
-    """Give arrays as a record of raw little-endian bytes."""
+    """Return arrays as a record of raw little-endian bytes."""
     record = {}
     for name, array in arrays.items():
         kind = _DTYPES.get(array.dtype.name)
@@ -74,7 +74,7 @@ def arrays_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
 
 
 def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
-    """Give the arrays of a record that `arrays_record` made; sizes must fit what is there."""
+    """Return the arrays of a record that `arrays_record` made; sizes must fit what is there."""
     arrays = {}
     for name, array in record.items():
         kind, shape = _DTYPES.get(array.dtype), tuple(array.shape)
@@ -87,7 +87,7 @@ def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def pack_task(task: Task, *, arrays: bool = True) -> RecordDict:
-    """Give a task as a message's content: its head, and its arrays, without the broadcast ones if the node has them."""
+    """Return a task as a message's content: head and arrays, without the broadcast ones if the node has them."""
     found, metadata = parse_arrays(task.to_bytes(), "task")
     content = pack(task=(dump_arrays({}, metadata), TASK))
     shared = {name: array for name, array in found.items() if arrays or name not in task.arrays}
@@ -110,6 +110,6 @@ def pack_files(content: RecordDict, files: Mapping[str, bytes]) -> None:
 
 
 def unpack_files(content: RecordDict) -> dict[str, bytes]:
-    """Give the files in a message's content, by the digests that they are said to have."""
+    """Return the files in a message's content, by the digests that they are said to have."""
     record = content.array_records.get("files")
     return {} if record is None else {name: array_bytes(array, FILE) for name, array in record.items()}

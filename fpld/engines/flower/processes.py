@@ -56,7 +56,7 @@ def program(name: str) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Give the environment of Flower's programs: their folder in ours, and on the path what they start in turn."""
+    """Return the environment of Flower's programs: their folder in ours, and on the path what they start in turn."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": path}
 
@@ -81,7 +81,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Say whether it runs."""
+        """Return whether it runs."""
         return self.process.poll() is None
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Child:
         self.process.wait()
 
     def last_words(self) -> str:
-        """Give what its log says about why it stopped: its last error, or else its last lines."""
+        """Return what its log says about why it stopped: its last error, or else its last lines."""
         with self.log.open("rb") as file:
             file.seek(self._from)
             text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", "replace"))
@@ -106,7 +106,7 @@ class Child:
 
 
 def call(command: Sequence[str], home: Path, *, timeout: float = 120.0) -> str:
-    """Run one of Flower's commands to its end; give what it says."""
+    """Run one of Flower's commands to its end; return what it says."""
     try:
         done = subprocess.run(  # noqa: S603 - our own command line
             [program(command[0]), *command[1:]],

@@ -25,7 +25,7 @@ from fpld.federation.jobs import Inline
 from fpld.federation.prepare import base_file, prepare_public
 from fpld.federation.rounds import Federation
 from fpld.federation.run import claim, table_row
-from fpld.federation.store import RunFolder
+from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def server_app(
 
 
 def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
-    """Run a federation over a Grid into a folder, from where it stands; give the table's rows."""
+    """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
     store = RunFolder(out)
     with store.lock(), _reporting(store) as report:
         claim(store, text, resume=store.has("config.toml"))
@@ -82,7 +82,7 @@ def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, An
 
 
 def node_keys(config: Config, session: bytes) -> dict[int, bytes]:
-    """Give the secret of each node in this run; without [flower] there are none, and nobody proves who they are."""
+    """Return the secret of each node in this run; without [flower] there are none, and nobody proves who they are."""
     if config.flower is None:
         return {}
     own = Path(config.flower.certs) / AGGREGATOR_KEY

@@ -18,7 +18,7 @@ from fpld.engines.flower.processes import QUIET
 from fpld.engines.flower.server import STATUS, server_app
 from fpld.errors import FpldError, InputError, MissingExtraError
 from fpld.federation.prepare import node_documents
-from fpld.federation.store import RunFolder
+from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def simulated_home(config: Config, out: Path) -> Callable[[Context], Home]:
-    """Give the homes of simulated nodes: partition i is node i, in a folder of the run.
+    """Return the homes of simulated nodes: partition i is node i, in a folder of the run.
 
     A SuperNode that was started with a node file is a real node, and has its own home.
     """
@@ -50,7 +50,7 @@ def simulated_home(config: Config, out: Path) -> Callable[[Context], Home]:
 
 
 def simulate(config: Config, file: str | Path, out: Path, *, seed: int | None = None) -> list[dict[str, Any]]:
-    """Run a whole federation in Flower's simulation runtime; give the table's rows."""
+    """Run a whole federation in Flower's simulation runtime; return the table's rows."""
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("Flower's simulation runtime", "simulation")
     if config.flower is not None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 
-from fpld.arrays import dump_arrays
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import FRAME, LETTER, arrays_record, bytes_array, pack_files, pack_task, unpack
 from fpld.errors import FpldError, ProtocolError
 from fpld.federation.rounds import Heldout
 from fpld.protocol.messages import digest
+from fpld.storage.arrays import dump_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -114,7 +114,7 @@ class ProbeLogitDistillation(Strategy):
         server_round: int,
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Take the frames, close the round, combine and distil; give the student."""
+        """Take the frames, close the round, combine and distil; return the student."""
         names, asked = self.federation.names, {index for index, _ in self._asked}
         absent = {index: "not connected" for index in range(len(names)) if index not in asked}
         answered = set()
@@ -195,7 +195,7 @@ class ProbeLogitDistillation(Strategy):
         return Message(content, identity, kind, ttl=self._deadline)
 
     def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
-        """Give each reply with the number of the node that was asked, once; others are passed over."""
+        """Return each reply with the number of the node that was asked, once; others are passed over."""
         open_ = dict(self._asked)
         for reply in replies:
             for index, message in list(open_.items()):

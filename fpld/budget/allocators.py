@@ -1,0 +1,207 @@
+"""Who gets how many bits: log-tilted water-filling (Theorem 5), and the baselines beside it.
+
+Every allocator has the form `(weights, total, vocab, caps, floors) -> bits`: one weight, cap and floor for each
+node, bits per probe context, and the bits add up to `total`. All of them solve the same problem, "raise a common
+level x until sum_i clip(slope_i * x + offset_i, floor_i, cap_i) = total", and differ in slope and offset only:
+
+    optimal    bits_i = x + (V/2) log2 w_i       minimizes sum_i w_i 2^(-2 B_i / V)
+    uniform    bits_i = x
+    inverse    bits_i = x / w_i                  the paper's bad example: more bits to the less noisy
+
+The sum is piecewise linear and increasing in x, so sorting its 2K corners solves it exactly, in O(K log K).
+
+`equal_slopes` solves the same Lagrangian for codecs whose loss is not 2^(-2 B / V): for measured curves
+log loss_i = level_i - rate_i sqrt(B_i), which are convex and what the predictive codec is found to have.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from fpld import _check
+from fpld.errors import BudgetError, InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from fpld.types import Floats, Ints
+
+
+class Allocator(Protocol):
+    """Share `total` bits out to nodes."""
+
+    def __call__(
+        self,
+        weights: ArrayLike,
+        total: float,
+        vocab: int,
+        caps: ArrayLike | None = None,
+        floors: ArrayLike | None = None,
+    ) -> Floats:
+        """Return the bits per probe context of each node."""
+        ...
+
+
+def optimal(
+    weights: ArrayLike, total: float, vocab: int, caps: ArrayLike | None = None, floors: ArrayLike | None = None
+) -> Floats:
+    """Allocate by Theorem 5: B_i = B_tot/K + (V/2) log2(w_i / w_g), within caps and floors.
+
+    A node that would leave [floor, cap] is held there and the rest is shared out anew, until none does.
+
+    >>> optimal([1, 1, 16, 16], total=2048, vocab=256).tolist()
+    [256.0, 256.0, 768.0, 768.0]
+    >>> optimal([1, 1, 16, 16], total=2048, vocab=256, caps=[2048, 2048, 600, 2048]).tolist()
+    [312.0, 312.0, 600.0, 824.0]
+    """
+    weights = _weights(weights)
+    return _fill(np.ones_like(weights), _vocab(vocab) / 2 * np.log2(weights), total, caps, floors)
+
+
+def uniform(
+    weights: ArrayLike, total: float, vocab: int, caps: ArrayLike | None = None, floors: ArrayLike | None = None
+) -> Floats:
+    """Allocate the same bits to every node that its cap and floor allow; only the number of weights counts."""
+    weights = _weights(weights)
+    _vocab(vocab)
+    return _fill(np.ones_like(weights), np.zeros_like(weights), total, caps, floors)
+
+
+def inverse(
+    weights: ArrayLike, total: float, vocab: int, caps: ArrayLike | None = None, floors: ArrayLike | None = None
+) -> Floats:
+    """Allocate bits in proportion to 1 / w_i: the baseline of Figure 2, there with floors of V bits.
+
+    >>> inverse([1, 1, 16, 16], total=2048, vocab=256, floors=[256] * 4).tolist()
+    [768.0, 768.0, 256.0, 256.0]
+    """
+    weights = _weights(weights)
+    _vocab(vocab)
+    return _fill(weights.min() / weights, np.zeros_like(weights), total, caps, floors)
+
+
+def equal_slopes(
+    levels: ArrayLike,
+    rates: ArrayLike,
+    total: float,
+    caps: ArrayLike | None = None,
+    floors: ArrayLike | None = None,
+) -> Floats:
+    """Allocate so that one more bit buys the same at every node, for losses exp(level_i - rate_i sqrt(B_i)).
+
+    A loss gets flatter as B grows, from as steep as you like to flat, so each slope has its bits; both by bisection.
+
+    >>> equal_slopes([0.0, 0.0], [0.1, 0.1], total=200).tolist()
+    [100.0, 100.0]
+    """
+    levels = _check.vector("levels", levels)
+    rates = _check.vector("rates", rates, size=levels.size)
+    if not (np.isfinite(levels).all() and np.isfinite(rates).all() and (rates > 0).all()):
+        raise InputError("levels must be finite, and rates finite and greater than 0")
+    total = _check.real("total", total, above=0.0)
+    low, high = _limits(levels.size, total, caps, floors)
+    high = np.minimum(high, total)
+
+    def steepness(bits: Floats) -> Floats:
+        root = np.sqrt(np.maximum(bits, 1e-12))
+        logarithm: Floats = levels - rates * root + np.log(rates / (2 * root))
+        return logarithm
+
+    def bits_at(slope: float) -> Floats:
+        first, last = low, high
+        for _ in range(60):
+            middle = (first + last) / 2
+            steep = steepness(middle) > slope
+            first, last = np.where(steep, middle, first), np.where(steep, last, middle)
+        return (first + last) / 2
+
+    flat, steep = float(steepness(high).min()) - 1, float(steepness(low).max()) + 1
+    for _ in range(100):
+        slope = (flat + steep) / 2
+        if bits_at(slope).sum() > total:
+            flat = slope
+        else:
+            steep = slope
+    bits = bits_at(steep)
+    # What bisection leaves over goes where there is room, so that the sum is exact.
+    room = high - bits
+    spare = total - bits.sum()
+    filled: Floats = np.clip(bits + spare * room / max(room.sum(), 1e-300), low, high)
+    return filled
+
+
+def round_bits(bits: ArrayLike, caps: ArrayLike | None = None) -> Ints:
+    """Round bits to integers that keep the total (to the bit below), largest fractions first.
+
+    A node at a fractional cap is rounded down, never over it.
+
+    >>> round_bits([256.4, 255.7, 511.9]).tolist()
+    [256, 256, 512]
+    """
+    bits = _check.vector("bits", bits)
+    limits = np.full(bits.size, np.inf) if caps is None else _check.vector("caps", caps, size=bits.size)
+    whole = np.floor(bits).astype(np.int64)
+    # Not plain floor(sum): the sum of fractions that should add up to a whole bit may fall short by rounding.
+    spare = int(np.floor(bits.sum() + 1e-6)) - int(whole.sum())
+    order = np.argsort(-(bits - whole), kind="stable")
+    order = order[(whole[order] + 1) <= limits[order]][:spare]
+    whole[order] += 1
+    return whole
+
+
+def _fill(slope: Floats, offset: Floats, total: float, caps: ArrayLike | None, floors: ArrayLike | None) -> Floats:
+    """Solve sum_i clip(slope_i x + offset_i, floor_i, cap_i) = total for the level x, and return the summands."""
+    total = _check.real("total", total, above=0.0)
+    low, high = _limits(slope.size, total, caps, floors)
+    # The sum's slope grows by slope_i at the level where node i leaves its floor and drops where it meets its cap.
+    enter, leave = (low - offset) / slope, (high - offset) / slope
+    bounded = np.isfinite(leave)
+    corners = np.concatenate([enter, leave[bounded]])
+    change = np.concatenate([slope, -slope[bounded]])
+    order = np.argsort(corners, kind="stable")
+    corners, rates = corners[order], np.cumsum(change[order])
+    sums = low.sum() + np.concatenate([[0.0], np.cumsum(rates[:-1] * np.diff(corners))])
+    left = int(np.searchsorted(sums, total, side="right")) - 1
+    # Refine on the active set of this segment: exact where cumulative sums have rounded.
+    level = corners[max(left, 0)]
+    for _ in range(2):
+        wanted = slope * level + offset
+        free = (wanted > low) & (wanted < high) | (enter == level)
+        fixed = np.where(wanted >= high, high, low)[~free].sum()
+        rate = slope[free].sum()
+        if rate <= 0:
+            break
+        level = (total - fixed - offset[free].sum()) / rate
+    bits: Floats = np.clip(slope * level + offset, low, high)
+    return bits
+
+
+def _limits(size: int, total: float, caps: ArrayLike | None, floors: ArrayLike | None) -> tuple[Floats, Floats]:
+    low = np.zeros(size) if floors is None else _check.vector("floors", floors, size=size)
+    high = np.full(size, np.inf) if caps is None else _check.vector("caps", caps, size=size)
+    if (low < 0).any() or not np.isfinite(low).all():
+        worst = int(((low < 0) | ~np.isfinite(low)).argmax())
+        raise InputError(f"floors[{worst}] must be finite and at least 0, got {low[worst]:g}")
+    if (low > high).any():
+        worst = int((low > high).argmax())
+        raise BudgetError(f"caps[{worst}] must be at least floors[{worst}] = {low[worst]:g}, got {high[worst]:g}")
+    if total < low.sum():
+        raise BudgetError(f"total must be at least {low.sum():g}, the sum of the floors, got {total:g}")
+    if total > high.sum():
+        raise BudgetError(f"total must be at most {high.sum():g}, the sum of the caps, got {total:g}")
+    return low, high
+
+
+def _weights(weights: ArrayLike) -> Floats:
+    weights = _check.vector("weights", weights)
+    good = np.isfinite(weights) & (weights > 0)
+    if not good.all():
+        worst = int((~good).argmax())
+        raise InputError(f"weights[{worst}] must be finite and greater than 0, got {weights[worst]:g}")
+    return weights
+
+
+def _vocab(vocab: int) -> int:
+    return _check.integer("vocab", vocab, least=1)

@@ -1,0 +1,66 @@
+"""The uniform codec's arithmetic on arrays: what a symbol is and what it decodes to. The kernels do the same in loops.
+
+All of it is float32 and integers, operation by operation, so that every machine decodes the same values. With N
+levels on the half-range h around c, the step is 2h / (N - 1). The dither y is a 16-bit number; a value is placed on a
+grid of 2^16 points a step, i = (x - c) 2^16 / step + (N - 1) 2^15 to the nearest integer, and its symbol is
+
+    k = (i + 65535 - y) >> 16,    so that    z = 2^16 k + y    lies in i .. i + 65535, each equally likely.
+
+The decoder takes z less its mean distance to i. The error is at most half a step, uniform, and its mean is zero.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fpld.codecs.dither import Units
+    from fpld.types import Floats, Ints
+
+    Floats32 = npt.NDArray[np.float32]
+
+UNITS = 65536.0  # points of a step
+
+
+def steps(halves: Floats, levels: Ints) -> Floats:
+    """Return the step of each coordinate, [rows, V]; one level has none."""
+    return np.where(levels == 1, 0.0, 2.0 * halves[:, None] / np.maximum(levels - 1, 1))
+
+
+def quantize(values: Floats32, centres: Floats, halves: Floats, levels: Ints, units: Units) -> Ints:
+    """Return the symbols of values [rows, V]; what lies outside the range is clipped."""
+    with np.errstate(divide="ignore"):
+        slope = np.where(halves[:, None] == 0, 0.0, UNITS * (levels - 1) / (2.0 * halves[:, None])).astype(np.float32)
+    offset, top = ((levels - 1) * 32768.0 + 0.5).astype(np.float32), ((levels - 1) * UNITS).astype(np.float32)
+    place = (values - centres[:, None].astype(np.float32)) * slope + offset
+    index = np.minimum(np.maximum(place, np.float32(0)), top).astype(np.int64)
+    symbols: Ints = index + (65535 - units.astype(np.int64)) >> 16
+    return symbols
+
+
+def dequantize(symbols: Ints, centres: Floats, halves: Floats, levels: Ints, units: Units) -> Floats32:
+    """Return the values of symbols [rows, V]."""
+    step = steps(halves, levels)
+    base = np.where(levels == 1, centres[:, None], centres[:, None] - step * (levels / 2.0 - 2.0**-17))
+    z = ((symbols << 16) | units).astype(np.float32)
+    values: Floats32 = z * (step / UNITS).astype(np.float32) + base.astype(np.float32)
+    return values
+
+
+def variance(halves: Floats, levels: Ints) -> Floats32:
+    """Return the error's variance, step^2 / 12; for a value that is not sent, its largest square: [rows, V or 1]."""
+    edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]  # levels come in runs
+    kinds = levels[edges[:-1]]
+    step = steps(halves, kinds)
+    each = np.where(kinds == 1, halves[:, None] ** 2, step * step / 12.0).astype(np.float32)
+    if (kinds == kinds[0]).all():
+        return each[:, :1]
+    out = np.empty((len(halves), len(levels)), np.float32)
+    for i, (start, stop) in enumerate(pairwise(edges)):
+        out[:, start:stop] = each[:, i : i + 1]
+    return out

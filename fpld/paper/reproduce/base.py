@@ -1,0 +1,49 @@
+"""What a reproduction is: rows from a simulation, claims that the rows bear out or not, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import FigureBase
+
+Row = dict[str, Any]
+Tick = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One statement of the paper, its number, ours, and whether ours bears it out."""
+
+    statement: str
+    paper: str
+    measured: str
+    holds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """Bundle a simulation with its reading: `steps` is how often `simulate` calls its tick."""
+
+    name: str
+    title: str
+    steps: int
+    simulate: Callable[[int, Tick], list[Row]]
+    claims: Callable[[list[Row]], list[Claim]]
+    draw: Callable[[list[Row], FigureBase], None]
+    size: tuple[float, float]
+
+
+def mean_and_error(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and its standard error."""
+    values = np.asarray(samples)
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(values.size))
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the least-squares slope in log-log coordinates."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])

@@ -1,0 +1,213 @@
+"""Read the folder of a run, finished or not, as someone who only looks: nothing is written, nothing is trusted.
+
+A folder may be half-written, of an older version, or edited by hand. What is missing is left out, what is damaged
+is an error that names the file, and names in it are text: they never become paths.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from fpld.errors import InputError
+from fpld.storage.files import read_utf8
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LARGEST = 64_000_000  # bytes of a file that is read here: thousands of rounds
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Line(_Read):
+    """A line of `trace.jsonl`: a round as it was closed."""
+
+    round: int
+    nodes: list[str]
+    bits_allotted: list[float]
+    bits_sent: list[float]
+    payload_bytes: int
+    overhead_bytes: int
+    node_bytes: list[int] = []
+    weights: list[float] | list[list[float]] | None = None
+    noise: list[float | None] = []
+    kl: float
+    heldout_loss: float | None
+    heldout_by_node: list[float | None]
+    bandwidth_upper: float
+    bandwidth_lower: float
+    refused: list[str] = []
+    absent: list[str] = []
+    seconds: dict[str, float | list[float | None]] = {}
+
+    @property
+    def sent(self) -> int:
+        """Return all bytes that nodes sent in the round."""
+        return self.payload_bytes + self.overhead_bytes
+
+    @property
+    def node_weights(self) -> list[float] | None:
+        """Return a weight for each node, if weights are what was estimated (and not curves, of two numbers each)."""
+        found = [weight for weight in self.weights or [] if isinstance(weight, float)]
+        return found or None
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Return the seconds of each phase."""
+        return {name: value for name, value in self.seconds.items() if isinstance(value, float)}
+
+    @property
+    def answers(self) -> list[float | None]:
+        """Return the seconds after which each node answered; empty if not recorded."""
+        found = self.seconds.get("nodes")
+        return found if isinstance(found, list) else []
+
+
+class NodeProgress(_Read):
+    """What a node does in the round in progress."""
+
+    name: str
+    state: str
+    bits: float = 0.0
+    bytes: int = 0
+    seconds: float | None = None
+    reason: str = ""
+
+
+class RoundProgress(_Read):
+    """`progress.json`: the round in progress."""
+
+    round: int
+    rounds: int
+    phase: str
+    opened: float
+    updated: float
+    deadline: float | None = None
+    nodes: list[NodeProgress] = []
+
+
+class Result(_Read):
+    """A row of `result.json`: a method, its held-out loss and what it sent."""
+
+    method: str
+    heldout_loss: float
+    bits_per_byte: float
+    perplexity: float
+    uplink_bytes: int = Field(ge=0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as it is on disk at a moment."""
+
+    name: str
+    text: str
+    trace: list[Line]
+    results: list[Result]
+    versions: dict[str, str]
+    progress: RoundProgress | None
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Return the configuration as plain tables; empty if it is no TOML."""
+        try:
+            return tomllib.loads(self.text)
+        except tomllib.TOMLDecodeError:
+            return {}
+
+    @property
+    def nodes(self) -> list[str]:
+        """Return the nodes' names in their order."""
+        tables = self.settings.get("nodes")
+        found = [str(node.get("name")) for node in tables if isinstance(node, dict)] if isinstance(tables, list) else []
+        most = max([len(line.bits_sent) for line in self.trace], default=len(found))
+        return found if len(found) >= most else [f"node {i}" for i in range(most)]
+
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds were asked for."""
+        asked = self.settings.get("run", {}).get("rounds") if isinstance(self.settings.get("run"), dict) else None
+        return asked if isinstance(asked, int) else max(len(self.trace), self.progress.rounds if self.progress else 0)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether the run wrote its result."""
+        return bool(self.results)
+
+    @property
+    def uplink(self) -> list[int]:
+        """Return the bytes that were sent up to each round."""
+        return list(accumulate(line.sent for line in self.trace))
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run."""
+    return (folder / "config.toml").is_file() and (folder / "versions.json").is_file()
+
+
+def find_runs(folder: Path) -> dict[str, Path]:
+    """Return the runs in a folder by name, sorted: itself, or the folders in it; links that lead out are left aside."""
+    if is_run(folder):
+        return {folder.resolve().name: folder}
+    try:
+        inside = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    except OSError as error:
+        raise InputError(f"{folder} cannot be listed ({error.strerror or error}): give a folder of runs") from None
+    return {entry.name: entry for entry in sorted(inside) if is_run(entry)}
+
+
+def read_run(folder: Path, name: str | None = None) -> Run:
+    """Read a run; `name` is what it is called (default: the folder's name)."""
+    if not is_run(folder):
+        raise InputError(f"{folder} holds no run (config.toml and versions.json): give a folder that fpld run wrote")
+    trace = folder / "trace.jsonl"
+    return Run(
+        name=name if name is not None else folder.resolve().name,
+        text=_text(folder / "config.toml"),
+        trace=_lines(trace if trace.is_file() else folder / "fpld" / "trace.jsonl"),
+        results=_json(folder / "result.json", list[Result]) or [],
+        versions=_json(folder / "versions.json", dict[str, str]) or {},
+        progress=_json(folder / "fpld" / "progress.json", RoundProgress),
+    )
+
+
+def _text(path: Path) -> str:
+    if path.stat().st_size > _LARGEST:
+        raise InputError(f"{path} has {path.stat().st_size} bytes, more than a run writes")
+    return read_utf8(path)
+
+
+def _lines(path: Path) -> list[Line]:
+    if not path.is_file():
+        return []
+    found = []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        try:
+            found.append(Line.model_validate_json(line))
+        except ValidationError as error:
+            raise InputError(f"{path}, line {number}: {_first(error)}") from None
+    return found
+
+
+def _json(path: Path, kind: Any) -> Any:
+    """Read a JSON file of a kind; None if there is none."""
+    if not path.is_file():
+        return None
+    try:
+        return TypeAdapter(kind).validate_json(_text(path))
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise InputError(f"{path}: {_first(error) if isinstance(error, ValidationError) else error}") from None
+
+
+def _first(error: ValidationError) -> str:
+    item = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, item['loc']))} {item['msg']}".strip()

@@ -1,0 +1,1 @@
+"""Rules: how the nodes' decoded logits become one."""

@@ -1,0 +1,84 @@
+"""The folder of a run: what is in it, and writes that leave the old file or the new one, never a part.
+
+config.toml            the configuration as used
+versions.json          what ran it
+tokenizer.json probe.json heldout.safetensors
+text/N.safetensors     the tokens of node N (a local run only: on real sites they stay there)
+base-N.safetensors     the model that node N starts from; base.safetensors the student's
+METHOD/                one federation: checkpoint.safetensors, trace.jsonl, nodes/N/
+student.safetensors    the result
+trace.jsonl            one line a round
+result.json            the table that `fpld run` prints
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.errors import InputError
+from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.storage.files import read_utf8, storage_error, write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of a run, and how they are written."""
+
+    path: Path
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole; a full disk or an unwritable folder is said as such, and the old file stays."""
+        write_atomic(self.path / name, content)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write JSON that a person can read."""
+        self.write(name, (json.dumps(value, indent=1) + "\n").encode())
+
+    def read_json(self, name: str) -> Any:
+        """Read JSON that `write_json` wrote."""
+        try:
+            return json.loads(read_utf8(self.path / name))
+        except json.JSONDecodeError as error:
+            raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
+
+    def write_arrays(self, name: str, arrays: Arrays, meta: dict[str, Any] | None = None) -> None:
+        """Write arrays and a JSON object."""
+        write_arrays(self.path / name, arrays, {"meta": json.dumps(meta or {})})
+
+    def read_arrays(self, name: str) -> tuple[Arrays, dict[str, Any]]:
+        """Read what `write_arrays` wrote."""
+        arrays, metadata = read_arrays(self.path / name)
+        return arrays, json.loads(metadata.get("meta", "{}"))
+
+    def has(self, name: str) -> bool:
+        """Return whether a file is there."""
+        return (self.path / name).exists()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder: a second run on it is refused. The lock ends with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "lock").open("w")
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"{self.path} is in use by another run: wait for it, or choose another folder"
+                ) from None
+            yield
