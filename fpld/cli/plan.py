@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fpld import _check
 from fpld.cli.arguments import numbers, one_or_each, rates, sizes, words
 from fpld.errors import InputError
-from fpld.plan import Known, Site, forecast, least_total, shortest_deadline
-from fpld.plan.tables import advice, policy_rows, site_rows
+from fpld.planner import Known, Site, forecast, least_total, shortest_deadline
+from fpld.planner.tables import advice, policy_rows, site_rows
 from fpld.registry import allocators
 from fpld.storage.files import write_shared
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from fpld.cli.arguments import Size
     from fpld.cli.output import Output
-    from fpld.plan import Forecast
-    from fpld.plan.sources import Source
+    from fpld.planner import Forecast
+    from fpld.planner.sources import Source
 
 HELP = "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket"
 EPILOG = """\
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         write_shared(arguments.out, plan_page(plans, source.note if source else ""))
         output.note(f"page: {arguments.out}")
     if arguments.write is not None and source is not None:
-        from fpld.plan.sources import write
+        from fpld.planner.sources import write
 
         write_shared(arguments.write, write(source, chosen))
         output.note(f"configuration: {arguments.write} (fpld run {arguments.write})")
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 def _source(arguments: argparse.Namespace) -> Source | None:
     if arguments.config is None:
         return None
-    from fpld.plan.sources import read
+    from fpld.planner.sources import read
 
     return read(arguments.config, contexts=arguments.contexts, vocab=arguments.vocab)
 

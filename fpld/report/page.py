@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
 from fpld.errors import MissingExtraError
-from fpld.plan.tables import advice, policy_rows, site_rows
+from fpld.planner.tables import advice, policy_rows, site_rows
 from fpld.report import tables
 from fpld.report.charts import comparison_charts, run_charts
 from fpld.report.plan_charts import plan_charts
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from fpld.plan import Forecast
+    from fpld.planner import Forecast
     from fpld.report.runs import Run
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.plan.forecast import forecast
-from fpld.plan.tables import policies
+from fpld.planner.forecast import forecast
+from fpld.planner.tables import policies
 from fpld.report.chart import Axis, Chart, Series
 
 if TYPE_CHECKING:
-    from fpld.plan import Forecast
+    from fpld.planner import Forecast
 
 _POINTS = 25
 

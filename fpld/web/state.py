@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import FpldError, InputError
-from fpld.plan import Known, Site, forecast
-from fpld.plan.sources import read
+from fpld.planner import Known, Site, forecast
+from fpld.planner.sources import read
 from fpld.report.page import environment, plan_section, run_section
 from fpld.report.runs import find_runs, read_run
 

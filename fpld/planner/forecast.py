@@ -16,14 +16,14 @@ from fpld import _check
 from fpld.budget.policy import Budget
 from fpld.errors import BudgetError, InputError
 from fpld.paper import theory
-from fpld.plan.known import LIMITS
+from fpld.planner.known import LIMITS
 from fpld.registry import allocators
 from fpld.units import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fpld.plan.known import Known
+    from fpld.planner.known import Known
     from fpld.types import Floats
 
 POLICIES = ("optimal", "uniform", "inverse")

@@ -14,8 +14,8 @@ from tomlkit.exceptions import TOMLKitError
 from fpld import config as configuration
 from fpld.budget.estimators import distortion_weights
 from fpld.errors import InputError
-from fpld.plan.forecast import Forecast
-from fpld.plan.known import Known, Site
+from fpld.planner.forecast import Forecast
+from fpld.planner.known import Known, Site
 from fpld.report.runs import read_run
 from fpld.storage.files import read_json
 from fpld.types import Decoded

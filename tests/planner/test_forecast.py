@@ -13,8 +13,8 @@ from fpld.errors import BudgetError, FpldError
 from fpld.numerics import kl
 from fpld.paper import simulate
 from fpld.paper.theory import heterogeneous_upper
-from fpld.plan import Forecast, Known, Site, forecast, least_total, shortest_deadline
-from fpld.plan.tables import advice, policies, policy_rows, site_rows
+from fpld.planner import Forecast, Known, Site, forecast, least_total, shortest_deadline
+from fpld.planner.tables import advice, policies, policy_rows, site_rows
 from fpld.protocol.wire import OVERHEAD
 
 CONTEXTS, VOCAB = 1500, 32

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fpld.plan.forecast import POLICIES, forecast
+from fpld.planner.forecast import POLICIES, forecast
 from fpld.units import show_rate
 
 if TYPE_CHECKING:
-    from fpld.plan.forecast import Forecast
+    from fpld.planner.forecast import Forecast
 
 Row = dict[str, Any]
 
