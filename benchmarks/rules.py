@@ -14,8 +14,8 @@ Rules get log-probabilities, which is what the default codec decodes to: median 
 from __future__ import annotations
 
 import argparse
+import logging
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ from fpld.cli.arguments import words
 from fpld.cli.output import Output
 from fpld.config import NodeSection
 from fpld.errors import FpldError, InputError
-from fpld.federation.prepare import base_file, prepare
+from fpld.federation.bases import base_file
+from fpld.federation.prepare import prepare
 from fpld.federation.training import heldout_losses, one_thread
 from fpld.numerics import log_sum_exp
 from fpld.registry import rules as registry
@@ -37,11 +38,12 @@ from fpld.students import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fpld.cli.output import Row, Status
+    from fpld.cli.output import Row
     from fpld.config import Config
     from fpld.students import Student
 
 Array = np.ndarray[Any, np.dtype[Any]]
+log = logging.getLogger("fpld.benchmarks.rules")
 
 ROUNDS = 2
 SEEDS = (0, 1)
@@ -94,12 +96,12 @@ def change(config: Config, **sections: Any) -> Config:
     )
 
 
-def study(config: Config, names: Sequence[str], finalists: Sequence[str], report: Callable[[str], None]) -> list[Row]:
+def study(config: Config, names: Sequence[str], finalists: Sequence[str]) -> list[Row]:
     """Run a federation for each rule, after the first round for the finalists only; return all rows."""
     one_thread(config.student["kind"])
     with tempfile.TemporaryDirectory() as folder:
         store = RunFolder(Path(folder))
-        sequences = prepare(config, store, report).probe.sequences
+        sequences = prepare(config, store).probe.sequences
         base = load(store.path / base_file(config, None))
         texts = [store.read_arrays(f"text/{index}.safetensors")[0]["tokens"] for index in range(len(config.nodes))]
         held = store.read_arrays("heldout.safetensors")[0]
@@ -113,7 +115,7 @@ def study(config: Config, names: Sequence[str], finalists: Sequence[str], report
     for round in range(1, config.run.rounds + 1):
         pupils = []
         for student, sharing in groups:
-            report(f"round {round}: {', '.join(sharing)}")
+            log.info("round %d: %s", round, ", ".join(sharing))
             nodes = train(config, student, texts, round)
             if round == 1:
                 rows += [_row(1, f"node: {n.name}", loss(m)) for n, m in zip(config.nodes, nodes, strict=True)]
@@ -249,18 +251,14 @@ def _rows(given: argparse.Namespace, output: Output) -> list[Row]:
         raise InputError(f"--rounds must be at least 1, got {given.rounds}")
     seeds = [_seed(text) for text in given.seeds]
     rows: list[Row] = []
-    with output.status() as status:
+    with output.status():
         for corpus in given.corpora:
             for seed in seeds:
                 config = change(CORPORA[corpus](), run={"seed": seed, "rounds": given.rounds})
-                report = partial(_say, status, f"{corpus}, seed {seed}")
-                found = study(config, given.rules, given.finalists, report)
+                log.info("%s, seed %d", corpus, seed)
+                found = study(config, given.rules, given.finalists)
                 rows += [{"corpus": corpus, "seed": seed} | row for row in found]
     return rows
-
-
-def _say(status: Status, where: str, text: str) -> None:
-    status(f"{where}: {text}")
 
 
 def _seed(text: str | int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import logging
 import os
 import sys
 import time
@@ -21,15 +22,19 @@ from unittest.mock import patch
 import numpy as np
 
 from fpld import config as configuration
-from fpld.engines.local import LocalEngine
-from fpld.federation.jobs import Inline
+from fpld.engines.local.baselines import float32_variant
+from fpld.engines.local.engine import LocalEngine
+from fpld.engines.local.run import run
+from fpld.engines.pool import Inline
+from fpld.federation.claim import versions
+from fpld.federation.federation import Federation
+from fpld.federation.log import listen
 from fpld.federation.prepare import prepare
-from fpld.federation.rounds import Federation, float32_variant
-from fpld.federation.run import gap_closed, run, versions
 from fpld.numerics import centre, kl
 from fpld.protocol import Node
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs, rules
+from fpld.report.tables import gap_closed
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 from fpld.types import Plan
@@ -96,6 +101,18 @@ def shell(*commands: str) -> str:
     return "```sh\n" + "\n".join(commands) + "\n```"
 
 
+class Said(logging.Handler):
+    """Say what a run logs, with a name before it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(logging.INFO)
+        self._name = name
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Say a line."""
+        say(f"{self._name}: {record.getMessage()}")
+
+
 # ---- whole runs of presets: the table that `fpld run` prints, over seeds
 
 
@@ -113,7 +130,8 @@ def run_folder(name: str, seed: int, workers: int) -> Path:
     folder = KEPT / "runs" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     if not (folder / "result.json").exists():
         resume = (folder / "config.toml").exists()
-        run(config, text, folder, resume=resume, report=lambda line: say(f"{name}, seed {seed}: {line}"))
+        with listen(Said(f"{name}, seed {seed}")):
+            run(config, text, folder, resume=resume)
     return folder
 
 
@@ -162,15 +180,16 @@ def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Ro
 
     rows = []
     with patch.object(Node, "answer", observed):
-        federation = Federation(config, store, prepared, name, pool=Inline(), report=lambda _: None)
+        federation = Federation(config, store, prepared, name, pool=Inline())
         engine = LocalEngine(federation, prepared.bytes_per_token)
         while not federation.done:
-            line = federation.advance(engine)
+            combined = federation.close(engine.collect(federation.open(), federation.deliver))
+            line = federation.finish(engine.evaluate(federation.student))
             exact = rules.get(config.combine.rule)(np.stack([seen[k] for k in sorted(seen)]), np.zeros((1, 1, 1)))
             rows.append(
                 {
                     "round": line["round"],
-                    "kl": float(kl(exact, np.asarray(federation.target) - exact).mean()),
+                    "kl": float(kl(exact, combined.target - exact).mean()),
                     "heldout_loss": line["heldout_loss"],
                     "bits": line["bits_allotted"],
                     "payload_bytes": line["payload_bytes"],
@@ -192,7 +211,7 @@ def studies(name: str, variants: dict[str, Config]) -> dict[str, list[Rows]]:
                 store = RunFolder(KEPT / "studies" / f"{name}-{texts}-{seed}")
                 # A part of a federation that was broken off would lack the rounds that nobody observed.
                 folder = f"{variant.replace(' ', '-')}-{time.time_ns()}"
-                return study(ready, prepare(ready, store, lambda _: None), store, folder)
+                return study(ready, prepare(ready, store), store, folder)
 
             found[variant].append(kept(name, [ready.model_dump(), seed], compute))
     return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fpld import config as configuration
-from fpld.federation.run import run
+from fpld.engines.local.run import run
 from fpld.federation.training import make_student
 from fpld.protocol.wire import OVERHEAD
 
@@ -119,7 +119,7 @@ def _scaled(uplink: float | None) -> float | None:
 def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
     config, text = configuration.load(name)
     ready = shrink(config, tmp_path / "texts")
-    rows = run(ready, text, tmp_path / "run", resume=False, report=lambda _: None)
+    rows = run(ready, text, tmp_path / "run", resume=False)
     loss = {row["method"]: row["heldout_loss"] for row in rows}
     assert {"base", "float32 logits", "fpld"} <= loss.keys()
     assert all(0 < value < 10 for value in loss.values())

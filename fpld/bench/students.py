@@ -16,7 +16,8 @@ import numpy as np
 from fpld import config as configuration
 from fpld.bench.scenes import Scene, read_scene
 from fpld.data.fetch import cache_folder
-from fpld.federation.prepare import base_file, prepare
+from fpld.federation.bases import base_file
+from fpld.federation.prepare import prepare
 from fpld.federation.training import one_thread
 from fpld.rules import builtin as combine
 from fpld.seeds import derive_seed
@@ -67,7 +68,7 @@ def _train(seed: int) -> dict[int, tuple[Array, Array]]:
     scenes = {}
     with tempfile.TemporaryDirectory() as name:
         store = RunFolder(Path(name))
-        prepared = prepare(config, store, lambda _: None)
+        prepared = prepare(config, store)
         texts = [store.read_arrays(f"text/{index}.safetensors")[0]["tokens"] for index in range(len(config.nodes))]
         student = load(store.path / base_file(config, None))
         sequences = prepared.probe.sequences

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import argparse
 
     from fpld.cli.output import Output
+
+log = logging.getLogger(__name__)
 
 HELP = "run a federation whose nodes are on other machines, over Flower"
 EPILOG = """\
@@ -53,13 +56,13 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.resume and not (out / "config.toml").exists():
         raise InputError(f"{out} holds no run to resume: leave --resume out to start one")
     started = time.monotonic()
-    with stop_on_signals("stopped; --resume goes on from the last closed round"), output.status() as report:
+    with stop_on_signals("stopped; --resume goes on from the last closed round"), output.status():
         if arguments.simulate:
-            report(f"{len(config.nodes)} nodes in Flower's simulation runtime")
+            log.info("%d nodes in Flower's simulation runtime", len(config.nodes))
             rows = simulate(config, arguments.config, out, seed=arguments.seed)
         else:
             file = Path(arguments.config).resolve()
-            rows = aggregate(Start(config, file, out, arguments.seed, arguments.insecure), report)
+            rows = aggregate(Start(config, file, out, arguments.seed, arguments.insecure))
     output.result("aggregator", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
     output.note(f"student, trace and checkpoints: {out}; {time.monotonic() - started:.0f} s")
     return 0

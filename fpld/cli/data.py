@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from typing import TYPE_CHECKING
 
 from fpld.data.fetch import ARCHIVES, cache_folder, fetch
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.cli.output import Output, Row
+
+log = logging.getLogger(__name__)
 
 HELP = "list the texts and models that can be had, or fetch one into the cache"
 EPILOG = f"""\
@@ -43,9 +46,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if unknown or not arguments.names:
         got = repr(unknown[0]) if unknown else "none"
         raise InputError(f"fetch needs names of {', '.join(sorted(ARCHIVES))}, got {got}")
-    with output.status() as report:
+    with output.status():
         for name in arguments.names:
-            report(f"fetching {name} ({ARCHIVES[name].size / 1e6:.0f} MB)")
+            log.info("fetching %s (%.0f MB)", name, ARCHIVES[name].size / 1e6)
             fetch(name)
     output.result("data", [_row(name) for name in arguments.names], title="In the cache, with the pinned SHA-256")
     return 0

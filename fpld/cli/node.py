@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
     starts: list[dict[str, Any]] = []
     try:
-        with stop_on_signals("stopped"), output.status() as report:
-            run_node(arguments.node, insecure=arguments.insecure, report=report, started=starts.append)
+        with stop_on_signals("stopped"), output.status():
+            run_node(arguments.node, insecure=arguments.insecure, started=starts.append)
     except Stopped as stopped:
         output.result("node", starts, title="Connections")
         return 0 if stopped.code == 143 else stopped.code

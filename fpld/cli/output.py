@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 import time
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from fpld.federation.log import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,38 +67,50 @@ class Output:
             yield lambda: bar.advance(task)
 
     @contextmanager
-    def status(self) -> Iterator[Status]:
-        """Show what goes on: a bar and the last line on a terminal, plain lines with the time elsewhere."""
+    def status(self) -> Iterator[None]:
+        """Show what is logged: a bar and the last line on a terminal, plain lines with the time elsewhere."""
         console = Console(stderr=True)
         if self.json:
-            yield Status(None, None)
+            with listen(logging.NullHandler()):
+                yield
         elif console.is_terminal:
             columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-            with Progress(*columns, console=console, transient=True) as bar:
-                yield Status(console, bar)
+            with Progress(*columns, console=console, transient=True) as bar, listen(Bar(console, bar)):
+                yield
         else:
-            yield Status(console, None)
+            with listen(Lines(console)):
+                yield
 
 
-class Status:
-    """Where a long command reports: call it with a line of text; `progress` moves the bar."""
+class Lines(logging.Handler):
+    """Print each line that is logged, with the time since the start."""
 
-    def __init__(self, console: Console | None, bar: Progress | None) -> None:
-        self._console, self._bar, self._started = console, bar, time.monotonic()
-        self._task = bar.add_task("starting", total=None) if bar else None
+    def __init__(self, console: Console, level: int = logging.INFO) -> None:
+        super().__init__(level)
+        self._console, self._started = console, time.monotonic()
 
-    def __call__(self, text: str) -> None:
-        """Show a line; on a terminal only results stay, the rest is the text beside the bar."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=text)
-        if self._console is not None and (self._bar is None or "held-out loss" in text):
-            line = f"{time.monotonic() - self._started:6.1f} s  {text}"
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        line = f"{time.monotonic() - self._started:6.1f} s  {record.getMessage()}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def progress(self, done: int, total: int) -> None:
-        """Move the bar."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=total)
+
+class Bar(Lines):
+    """Show the last line beside a bar that counts jobs; only results and warnings stay on the screen."""
+
+    def __init__(self, console: Console, bar: Progress) -> None:
+        super().__init__(console, logging.DEBUG)
+        self._bar, self._task = bar, bar.add_task("starting", total=None)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Move the bar, or show a line."""
+        counted = vars(record)
+        if "done" in counted:
+            self._bar.update(self._task, completed=counted["done"], total=counted["total"])
+        elif record.levelno >= logging.INFO:
+            self._bar.update(self._task, description=record.getMessage())
+            if "result" in counted or record.levelno >= logging.WARNING:
+                super().emit(record)
 
 
 def _console() -> Console:

@@ -44,8 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Run, and print the table."""
     from fpld import config as configuration
-    from fpld.federation.run import gap_closed
-    from fpld.federation.run import run as run_federation
+    from fpld.engines.local.run import run as run_federation
+    from fpld.report.tables import gap_closed
 
     config, text = configuration.load(arguments.config, seed=arguments.seed)
     out = arguments.out if arguments.out is not None else Path(config.run.out)
@@ -53,8 +53,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         out = _free(out)
     started = time.monotonic()
     _stop_at_signals()
-    with output.status() as report:
-        rows = run_federation(config, text, out, resume=arguments.resume, report=report, progress=report.progress)
+    with output.status():
+        rows = run_federation(config, text, out, resume=arguments.resume)
     output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
     closed = gap_closed(rows)
     if closed is not None:

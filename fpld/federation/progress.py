@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fpld.federation.engine import Absence
     from fpld.storage.folder import RunFolder
 
 FILE = "progress.json"
+_LAPS = {"collecting": "local", "combining": "combine", "distilling": "distill", "evaluating": "evaluate"}
 
 
 class Progress:
@@ -21,19 +23,25 @@ class Progress:
 
     def __init__(self, store: RunFolder, names: Sequence[str], rounds: int, deadline: float | None) -> None:
         self._store, self._names = store, names
-        self._state: dict[str, Any] = {"rounds": rounds, "deadline": deadline}
+        self._state: dict[str, Any] = {"rounds": rounds, "deadline": deadline, "phase": ""}
         self._nodes: list[dict[str, Any]] = []
-        self._started = time.monotonic()
+        self._started = self._lap = time.monotonic()
+        self._laps: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Start the clock of a round."""
+        self._started = self._lap = time.monotonic()
+        self._laps = {}
 
     def open(self, round: int, bits: Sequence[float]) -> None:
         """Begin a round: all nodes are at work, each may send so many bits per coordinate."""
         self._started = time.monotonic()
-        self._state.update(round=round, opened=time.time())
+        self._state.update(round=round, opened=time.time(), phase="collecting")
         self._nodes = [
             {"name": name, "state": "working", "bits": float(allotted), "bytes": 0, "seconds": None, "reason": ""}
             for name, allotted in zip(self._names, bits, strict=True)
         ]
-        self.phase("collecting")
+        self._write()
 
     def answered(self, node: int, verdict: str, reason: str, sent: int) -> None:
         """Note what became of a node's frame of so many bytes: accepted, duplicate or refused, and why."""
@@ -41,25 +49,29 @@ class Progress:
         self._nodes[node].update(state=verdict, reason=reason, bytes=sent, seconds=seconds)
         self._write()
 
-    def missing(self, text: str) -> None:
-        """Note a node that does not answer in this round, as the trace says it: its name, a colon, and why."""
+    def missing(self, absence: Absence) -> None:
+        """Note a node that does not answer in this round."""
         for node in self._nodes:
-            if text.startswith(f"{node['name']}: "):
-                why = text.removeprefix(f"{node['name']}: ")
-                state = next((word for word in ("late", "failed") if why.startswith(f"{word}: ")), "absent")
-                node.update(state=state, reason=why.removeprefix(f"{state}: "))
+            if node["name"] == absence.node:
+                node.update(state=absence.state, reason=absence.reason)
                 self._write()
-                return
 
     def phase(self, name: str) -> None:
-        """Note what the aggregator does: collecting, combining, distilling, evaluating, closed."""
+        """Note what the aggregator does now: combining, distilling, evaluating, closed."""
+        self._laps = self._measured()
+        self._lap = time.monotonic()
         self._state["phase"] = name
         self._write()
 
     @property
-    def seconds(self) -> list[float | None]:
-        """Return how long each node took to answer in this round; None: it has not."""
-        return [node["seconds"] for node in self._nodes]
+    def seconds(self) -> dict[str, Any]:
+        """Return how long each phase has taken so far, and how long each node took to answer (None: it has not)."""
+        return {**self._measured(), "nodes": [node["seconds"] for node in self._nodes]}
+
+    def _measured(self) -> dict[str, float]:
+        phase = self._state["phase"]
+        now = {_LAPS[phase]: round(time.monotonic() - self._lap, 3)} if phase in _LAPS else {}
+        return {**self._laps, **now}
 
     def _write(self) -> None:
         self._store.write_json(FILE, {**self._state, "nodes": self._nodes, "updated": time.time()})

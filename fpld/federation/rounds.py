@@ -1,72 +1,145 @@
-"""The aggregator's side of a run, whatever the engine: open a round, close it, distil, checkpoint.
+"""A round on one screen: `open_round` makes tasks out of the state, `close_round` the next state out of the replies.
 
-An engine carries the tasks of an open round to the nodes and their frames back: `Federation.advance` is a round with
-the two calls of an engine in it. An engine with a loop of its own, as Flower's, makes the same steps: `open`,
-`deliver` for each frame, `close`, `finish`.
+Between the two an engine carries the tasks to the nodes, and their frames to the aggregator that `open_round` returns.
+Both are the same whatever the engine. What the next round needs is in the state, and nowhere else.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fpld import students
-from fpld.errors import InputError, QuorumError
+from fpld.errors import InputError
 from fpld.federation import jobs
-from fpld.federation.prepare import base_file, student_options
-from fpld.federation.progress import Progress
+from fpld.federation.bases import base_file
+from fpld.federation.state import State
 from fpld.protocol import Aggregator, Budget, Settings
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs
 from fpld.seeds import derive_key, derive_seed
-from fpld.storage.folder import RunFolder
 from fpld.types import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from fpld.config import Config
     from fpld.federation.prepare import Public
-    from fpld.protocol import Combined, Receipt, Task
-    from fpld.storage.folder import Arrays
-
-CHECKPOINT = "checkpoint.safetensors"
-_STUDENT = "student/"
+    from fpld.federation.state import Line
+    from fpld.protocol import Combined, Task
+    from fpld.storage.folder import RunFolder
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a federation: the student's weights, and one line of trace for each round."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Setup:
+    """What does not change in a federation. `pool` does the aggregator's own heavy work."""
 
-    student: Arrays
-    trace: list[dict[str, Any]]
+    config: Config
+    run: RunFolder
+    settings: Settings
+    pool: Executor
 
     @property
-    def uplink_bytes(self) -> int:
-        """Return all bytes that nodes sent: payload, headers and checksums."""
-        return sum(line["payload_bytes"] + line["overhead_bytes"] for line in self.trace)
+    def base(self) -> Path:
+        """Return the file of the student before the first round."""
+        return self.run.path / base_file(self.config, None)
+
+    @property
+    def probe(self) -> Path:
+        """Return the file of the probe set."""
+        return self.run.path / "probe.json"
 
 
-class Heldout(NamedTuple):
-    """A student's loss in nats per token on each node's held-out text (None: no answer), and bytes per token."""
+class Info(NamedTuple):
+    """What happened in a round: what was combined, and the line of the trace so far. No result depends on it."""
 
-    losses: Sequence[float | None]
-    bytes_per_token: float | None
+    combined: Combined
+    line: Line
 
 
-class Engine(Protocol):
-    """What moves bytes between the aggregator and its nodes."""
+def begin(setup: Setup) -> State:
+    """Return the state before the first round."""
+    return State(students.read_state(setup.base), *Aggregator(setup.settings).state())
 
-    def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[str]:
-        """Let the nodes do their tasks, deliver each frame as it comes; return who did not answer, and why."""
 
-    def evaluate(self, student: Arrays) -> Heldout:
-        """Evaluate the student on the nodes' held-out texts."""
+def open_round(setup: Setup, state: State) -> tuple[Aggregator, dict[int, Task]]:
+    """Begin the round after a state: return an aggregator that collects its frames, and the task of each node."""
+    aggregator = Aggregator(setup.settings)
+    aggregator.restore(state.learnt, state.known)
+    prior = _prior(setup, state)
+    if setup.config.combine.broadcast == "weights":
+        return aggregator, aggregator.open("weights", state.student, prior)
+    if state.target is None:
+        return aggregator, aggregator.open("none", {}, prior)
+    return aggregator, aggregator.open("logits", {"logits": state.target}, prior)
+
+
+def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Callable[[str], None]) -> tuple[State, Info]:
+    """Combine what was collected and distil the student from it; return the next state, and what happened.
+
+    `phase` is told what goes on; below the quorum `QuorumError` is raised, and collecting may go on.
+    """
+    aggregator.close()
+    phase("combining")
+    combined = aggregator.combine()
+    phase("distilling")
+    student, divergence = setup.pool.submit(jobs.distill, *_distillation(setup, state, combined)).result()
+    line = _summary(aggregator, combined, divergence)
+    aggregator.distilled()
+    target = None if setup.config.combine.broadcast == "weights" else combined.target
+    return State(student, *aggregator.state(), target), Info(combined, line)
+
+
+def _prior(setup: Setup, state: State) -> np.ndarray[Any, np.dtype[np.int16]] | None:
+    """Return the last student's prediction of the probe set, if the codec codes against one."""
+    if not getattr(codecs.get(setup.config.codec.name), "uses_prior", False):
+        return None
+    prior: np.ndarray[Any, np.dtype[np.int16]] = setup.pool.submit(
+        jobs.predict, setup.base, state.student, setup.probe
+    ).result()
+    return prior
+
+
+def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
+    """Return the arguments of the distillation job of the round after a state."""
+    config, round = setup.config, state.round + 1
+    options = {
+        "steps": config.distill.steps,
+        "rate": config.distill.rate_in(round, config.run.rounds),
+        "seed": derive_seed(config.run.seed, "distill", round),
+        "public_weight": config.distill.public_weight,
+    }
+    public = setup.run.path / "public.safetensors" if config.distill.public_weight > 0 else None
+    return setup.base, state.student, setup.probe, combined.target, options, public
+
+
+def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> Line:
+    """Return the line of the trace, as far as the aggregator knows it."""
+    settings, sent, weights = aggregator.settings, aggregator.sent, aggregator.weights
+    names, nodes = settings.names, range(len(settings.names))
+    return {
+        "round": aggregator.round,
+        "nodes": [names[node] for node in combined.nodes],
+        "bits_allotted": [bits / settings.vocab for bits in aggregator.bits],
+        "bits_sent": [8 * sent.get(node, 0) / (settings.contexts * settings.vocab) for node in nodes],
+        "payload_bytes": sum(sent.values()),
+        "overhead_bytes": OVERHEAD * len(sent),
+        "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in nodes],
+        "weights": None if weights is None else weights.tolist(),
+        "noise": [float(aggregator.noise[node]) if node in sent else None for node in nodes],
+        "kl": divergence,
+        "bandwidth_upper": combined.upper,
+        "bandwidth_lower": combined.lower,
+        "refused": [
+            {"node": names[receipt.node], "state": receipt.verdict, "reason": receipt.reason}
+            for receipt in aggregator.receipts
+            if receipt.verdict == "refused"
+        ],
+    }
 
 
 def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) -> Settings:
@@ -122,219 +195,4 @@ def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) ->
         stratified=config.codec.dither == "stratified",
         quorum=config.run.quorum or len(config.nodes),
         mac_keys=mac_keys,
-    )
-
-
-class Federation:
-    """One federation in a folder of the run; `advance` does a round and checkpoints it.
-
-    `pool` does the aggregator's own heavy work; `mac_keys` are the keys that frames of node i must be made with.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        run: RunFolder,
-        prepared: Public,
-        name: str,
-        *,
-        pool: Executor,
-        report: Callable[[str], None],
-        mac_keys: Mapping[int, bytes] | None = None,
-    ) -> None:
-        self.config, self.run, self.prepared, self.name = config, run, prepared, name
-        self.pool, self.report = pool, report
-        self.store = RunFolder(run.path / name)
-        self.aggregator = Aggregator(settings(config, prepared, mac_keys or {}))
-        names = self.aggregator.settings.names
-        self.progress = Progress(self.store, names, config.run.rounds, config.run.deadline)
-        self.trace: list[dict[str, Any]] = []
-        self.student: Arrays = students.read_state(run.path / base_file(config, None))
-        self.target: np.ndarray[Any, Any] | None = None
-        self._clock = Clock()
-        self._line: dict[str, Any] = {}
-        if self.store.has(CHECKPOINT):
-            self._restore()
-
-    @property
-    def done(self) -> bool:
-        """Return whether all rounds are closed."""
-        return self.aggregator.round >= self.config.run.rounds
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Return the nodes' names, by their numbers."""
-        return self.aggregator.settings.names
-
-    def advance(self, engine: Engine) -> dict[str, Any]:
-        """Do one round and return its line of the trace."""
-        tasks = self.open()
-        self.close(engine.collect(tasks, self.deliver))
-        return self.finish(engine.evaluate(self.student))
-
-    def open(self) -> dict[int, Task]:
-        """Begin the next round: return the task of each node."""
-        self._clock = Clock()
-        prior = self._prior(self.pool)
-        if self.config.combine.broadcast == "weights":
-            tasks = self.aggregator.open("weights", self.student, prior)
-        elif self.target is None:
-            tasks = self.aggregator.open("none", {}, prior)
-        else:
-            tasks = self.aggregator.open("logits", {"logits": self.target}, prior)
-        self.progress.open(self.aggregator.round, [bits / self.prepared.vocab for bits in self.aggregator.bits])
-        self._say(f"local training at {len(tasks)} nodes")
-        return tasks
-
-    def deliver(self, node: int, data: bytes) -> Receipt:
-        """Take a frame that came over a node's channel."""
-        receipt = self.aggregator.frame(node, data)
-        self.progress.answered(node, receipt.verdict, receipt.reason, len(data))
-        why = f" ({receipt.reason})" if receipt.reason else ""
-        self._say(f"{self.names[node]} {receipt.verdict}{why}; {len(self.aggregator.missing)} nodes to come")
-        return receipt
-
-    def close(self, absent: Sequence[str]) -> Combined:
-        """End the collecting, combine and distil; `absent` says who did not answer, and why."""
-        for reason in absent:
-            self.progress.missing(reason)
-            self._say(reason)
-        try:
-            self.aggregator.close()
-        except QuorumError as error:
-            raise QuorumError("; ".join([str(error), *absent])) from None
-        self._clock.lap("local")
-        self.progress.phase("combining")
-        self._say("decoding and combining")
-        combined = self.aggregator.combine()
-        self._clock.lap("combine")
-        self.progress.phase("distilling")
-        self._say("distilling the student")
-        self.student, divergence = self.pool.submit(jobs.distill, *self._distillation(combined.target)).result()
-        # m * V numbers: kept only to be sent
-        self.target = None if self.config.combine.broadcast == "weights" else combined.target
-        self._clock.lap("distill")
-        self._line = self._summary(combined, divergence) | {"absent": sorted(absent)}
-        self.progress.phase("evaluating")
-        return combined
-
-    def finish(self, heldout: Heldout) -> dict[str, Any]:
-        """End the round with what the student is worth; checkpoint, and return the round's line of the trace."""
-        self._clock.lap("evaluate")
-        known = [loss for loss in heldout.losses if loss is not None]
-        loss = float(np.mean(known)) if known else None
-        size = heldout.bytes_per_token
-        line = self._line | {
-            "heldout_loss": loss,
-            "heldout_by_node": list(heldout.losses),
-            "heldout_bits_per_byte": None if loss is None or size is None else loss / np.log(2) / size,
-            "seconds": {**self._clock.laps, "nodes": self.progress.seconds},
-        }
-        self.aggregator.distilled()
-        self.trace.append(line)
-        self._checkpoint()
-        self.progress.phase("closed")
-        said = "nobody evaluated the student" if loss is None else f"held-out loss {loss:.4f} nats per token"
-        self.report(f"round {line['round']}: {said}")
-        return line
-
-    def _say(self, text: str) -> None:
-        self.report(f"round {self.aggregator.round}: {text}")
-
-    def _prior(self, pool: Executor) -> np.ndarray[Any, np.dtype[np.int16]] | None:
-        """Return the last student's prediction of the probe set, if the codec codes against one."""
-        if not getattr(codecs.get(self.config.codec.name), "uses_prior", False):
-            return None
-        base, kind = str(self.run.path / base_file(self.config, None)), self.config.student["kind"]
-        prior: np.ndarray[Any, np.dtype[np.int16]] = pool.submit(
-            jobs.predict, base, kind, self.student, str(self.run.path / "probe.json")
-        ).result()
-        return prior
-
-    def outcome(self) -> Outcome:
-        """Return the result so far."""
-        return Outcome(self.student, self.trace)
-
-    def _distillation(self, target: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-        config, round = self.config, self.aggregator.round
-        options = {
-            "steps": config.distill.steps,
-            "rate": config.distill.rate_in(round, config.run.rounds),
-            "seed": derive_seed(config.run.seed, "distill", round),
-            "public_weight": config.distill.public_weight,
-        }
-        public = str(self.run.path / "public.safetensors") if config.distill.public_weight > 0 else None
-        base, kind = str(self.run.path / base_file(config, None)), config.student["kind"]
-        return base, kind, self.student, str(self.run.path / "probe.json"), target, options, public
-
-    def _summary(self, combined: Combined, divergence: float) -> dict[str, Any]:
-        vocab, contexts = self.prepared.vocab, self.prepared.probe.contexts
-        sent = self.aggregator.sent
-        weights = self.aggregator.weights
-        refused = [r for r in self.aggregator.receipts if r.round == self.aggregator.round and r.verdict == "refused"]
-        return {
-            "round": self.aggregator.round,
-            "nodes": [self.names[node] for node in combined.nodes],
-            "bits_allotted": [bits / vocab for bits in self.aggregator.bits],
-            "bits_sent": [8 * sent.get(node, 0) / (contexts * vocab) for node in range(len(self.names))],
-            "payload_bytes": sum(sent.values()),
-            "overhead_bytes": OVERHEAD * len(sent),
-            "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in range(len(self.config.nodes))],
-            "weights": None if weights is None else weights.tolist(),
-            "noise": [
-                float(self.aggregator.noise[node]) if node in sent else None for node in range(len(self.config.nodes))
-            ],
-            "kl": divergence,
-            "bandwidth_upper": combined.upper,
-            "bandwidth_lower": combined.lower,
-            "refused": [f"{self.names[r.node]}: {r.reason}" for r in refused],
-        }
-
-    def _checkpoint(self) -> None:
-        arrays, meta = self.aggregator.state()
-        arrays.update({_STUDENT + name: value for name, value in self.student.items()})
-        if self.config.combine.broadcast == "logits" and self.target is not None:
-            arrays["target"] = self.target
-        self.store.write_arrays(CHECKPOINT, arrays, {**meta, "trace": self.trace})
-        lines = "".join(json.dumps(line) + "\n" for line in self.trace)
-        self.store.write("trace.jsonl", lines.encode())
-
-    def _restore(self) -> None:
-        arrays, meta = self.store.read_arrays(CHECKPOINT)
-        self.student = {name.removeprefix(_STUDENT): a for name, a in arrays.items() if name.startswith(_STUDENT)}
-        self.target = arrays.get("target")
-        self.trace = meta["trace"]
-        self.aggregator.restore(arrays, meta)
-
-
-class Clock:
-    """Seconds by phase."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        """Note the time since the last lap."""
-        now = time.monotonic()
-        self.laps[name] = round(now - self._last, 3)
-        self._last = now
-
-
-def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
-    """Return the arguments of an evaluation job."""
-    kind = student_options(config, index)["kind"]
-    base = str(run.path / base_file(config, index))
-    return base, kind, state, str(run.path / "heldout.safetensors"), config.probe.length
-
-
-def float32_variant(config: Config) -> Config:
-    """Return the same federation with raw float32 logits: what FedMD and FedDF average."""
-    nodes = [node.model_copy(update={"bits": 32.0, "uplink": None, "clip": None}) for node in config.nodes]
-    return config.model_copy(
-        update={
-            "nodes": nodes,
-            "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
-            "budget": config.budget.model_copy(update={"total": None}),
-        }
     )

@@ -1,4 +1,4 @@
-"""Make, evaluate and compare students; the jobs that worker processes do."""
+"""Make, open, evaluate and compare students."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld import students
 from fpld.errors import InputError
 from fpld.numerics import log_softmax, split
 from fpld.students import Student, student_class
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from fpld.storage.folder import Arrays
 
@@ -38,6 +40,15 @@ def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
     given = {"seed": seed, "device": device}
     known = inspect.signature(cls).parameters
     return cls(config, **{name: value for name, value in given.items() if name in known})  # type: ignore[no-any-return]
+
+
+def open_student(base: Path, state: Arrays | None = None) -> Student:
+    """Load a model to work with in this process, on one thread; `state` replaces its weights."""
+    student = students.load(base)
+    one_thread(student.kind)
+    if state is not None:
+        student.load_state(state)
+    return student
 
 
 def one_thread(kind: str) -> None:

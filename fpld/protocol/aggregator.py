@@ -1,28 +1,31 @@
 """The aggregator as a state machine: tasks out, frames in, no network and no training here.
 
-    ready --open--> collecting --close--> closed --distilled--> ready (next round) or done
+    ready --open--> collecting --close--> closed --combine--> combined --distilled--> ready (next round) or done
                        |  ^
                  frame '--'  accepted, a duplicate, or refused: recorded, and a refused one changes nothing
 
-A frame that comes in any other phase is late: recorded and refused. What is combined is the set of accepted frames in
-the order of the nodes' numbers, so the result does not depend on the order of arrival.
+A frame that comes in any other phase is late: recorded and refused; `fpld.protocol.states` has the whole table. What is
+combined is the set of accepted frames in the order of the nodes' numbers, so the result does not depend on the order of
+arrival.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fpld.codecs import check
-from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
+from fpld.errors import FrameError, InputError, QuorumError
 from fpld.numerics import split
 from fpld.protocol.combining import Replies
 from fpld.protocol.learning import Learner, Observer
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.protocol.spool import MEMORY, Spool
+from fpld.protocol.states import AGGREGATOR, follow
+from fpld.protocol.states import AggregatorEvent as Event
+from fpld.protocol.states import AggregatorPhase as Phase
 from fpld.protocol.wire import OVERHEAD, payload_of, unseal
 from fpld.registry import codecs, rules
 from fpld.types import Plan
@@ -32,24 +35,6 @@ if TYPE_CHECKING:
 
     from fpld.budget.policy import Budget
     from fpld.types import Floats
-
-
-class Phase(Enum):
-    """Where an aggregator is in a round."""
-
-    READY = "ready"
-    COLLECTING = "collecting"
-    CLOSED = "closed"
-    DONE = "done"
-
-
-LEGAL = {
-    (Phase.READY, "open"): Phase.COLLECTING,
-    (Phase.COLLECTING, "frame"): Phase.COLLECTING,
-    (Phase.COLLECTING, "close"): Phase.CLOSED,
-    (Phase.CLOSED, "combine"): Phase.CLOSED,
-    (Phase.CLOSED, "distilled"): Phase.READY,
-}
 
 
 class Receipt(NamedTuple):
@@ -101,11 +86,11 @@ class Settings:
 
 
 class Aggregator:
-    """Run the rounds. `state` and `restore` are what a checkpoint holds."""
+    """Run the rounds. `state` and `restore` are what a checkpoint holds; `receipts` are of this process only."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.phase = Phase.READY
+        self._phase = Phase.READY
         self.round = 0
         self.receipts: list[Receipt] = []
         self._plans: dict[int, Plan] = {}
@@ -113,6 +98,11 @@ class Aggregator:
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._learner = Learner(len(settings.names), settings.budget)
         self._learnt: dict[int, np.ndarray[Any, Any]] = {}
+
+    @property
+    def phase(self) -> Phase:
+        """Return where the aggregator is; only events change it."""
+        return self._phase
 
     @property
     def bits(self) -> list[float]:
@@ -146,7 +136,7 @@ class Aggregator:
         prior: np.ndarray[Any, np.dtype[np.int16]] | None = None,
     ) -> dict[int, Task]:
         """Begin the next round: return a task for each node; `prior` is what a predictive codec codes against."""
-        self._step("open")
+        self._step(Event.OPEN)
         self.round += 1
         s = self.settings
         bits = s.budget.bits(self.round, self._learner.estimate)
@@ -183,18 +173,18 @@ class Aggregator:
 
     def close(self) -> list[int]:
         """End the collecting; refuse below the quorum, and go on collecting."""
-        if self.phase is Phase.COLLECTING and len(self._spool) < self.settings.quorum:
+        if self._phase is Phase.COLLECTING and len(self._spool) < self.settings.quorum:
             names = ", ".join(self.settings.names[node] for node in self.missing)
             raise QuorumError(
                 f"round {self.round}: {len(self._spool)} of {len(self._plans)} nodes answered, the quorum is "
                 f"{self.settings.quorum}; missing: {names}"
             )
-        self._step("close")
+        self._step(Event.CLOSE)
         return self._spool.nodes
 
     def combine(self) -> Combined:
         """Decode and combine, block by block over contexts, nodes in the order of their numbers."""
-        self._step("combine")
+        self._step(Event.COMBINE)
         s, nodes = self.settings, self._spool.nodes
         codec, plans = codecs.get(s.codec), [self._plans[node] for node in nodes]
         own = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
@@ -208,39 +198,35 @@ class Aggregator:
 
     def distilled(self) -> bool:
         """End the round; say whether it was the last."""
-        self._step("distilled")
-        if self.round >= self.settings.rounds:
-            self.phase = Phase.DONE
-        return self.phase is Phase.DONE
+        last = self.round >= self.settings.rounds
+        self._step(Event.LAST_DISTILLED if last else Event.DISTILLED)
+        return last
 
     def state(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
         """Return what a checkpoint must hold between two rounds: arrays, and a JSON object."""
-        if self.phase not in (Phase.READY, Phase.DONE):
-            raise ProtocolError(f"a checkpoint is taken between rounds, not while {self.phase.value}")
+        self._step(Event.CHECKPOINT)
         arrays, learnt = self._learner.state()
         arrays.update({f"reconstruction_{node}": value for node, value in self._reconstructions.items()})
-        receipts = [list(receipt) for receipt in self.receipts]
-        return arrays, {"round": self.round, "receipts": receipts, **learnt}
+        return arrays, {"round": self.round, **learnt}
 
     def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Go on from a checkpoint's state, which stays as it is."""
+        done = int(meta["round"]) >= self.settings.rounds
+        self._step(Event.RESTORE_DONE if done else Event.RESTORE)
         self.round = int(meta["round"])
-        self.receipts = [Receipt(*receipt) for receipt in meta["receipts"]]
         self._learner.restore(arrays, meta)
         prefix = "reconstruction_"
         self._reconstructions = {
             int(name.removeprefix(prefix)): value.copy() for name, value in arrays.items() if name.startswith(prefix)
         }
-        self.phase = Phase.DONE if self.round >= self.settings.rounds else Phase.READY
 
-    def _step(self, event: str) -> None:
-        if (self.phase, event) not in LEGAL:
-            raise ProtocolError(f"'{event}' is not possible while {self.phase.value} (round {self.round})")
-        self.phase = LEGAL[self.phase, event]
+    def _step(self, event: Event) -> None:
+        self._phase = follow(AGGREGATOR, self._phase, event)
 
     def _judge(self, node: int, data: bytes) -> tuple[str, str]:
-        if self.phase is not Phase.COLLECTING:
-            return "refused", f"late: the aggregator is {self.phase.value}"
+        late = AGGREGATOR[self._phase][Event.FRAME]
+        if isinstance(late, str):
+            return "refused", late
         if node not in self._plans:
             return "refused", f"unknown node {node}"
         if node in self._spool:

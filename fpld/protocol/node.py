@@ -4,14 +4,14 @@
                           |                        |
                           '---the same task again--'---the same task again: the same frame, no new dither
 
-Anything else is refused and changes nothing. Sending the same logits twice under fresh dither would tell more about
-them than the budget allows, so an answered round is answered with the very same bytes.
+Anything else is refused and changes nothing; `fpld.protocol.states` has the whole table. Sending the same logits twice
+under fresh dither would tell more about them than the budget allows, so an answered round is answered with the very same
+bytes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from fpld.codecs import encode_blocks
 from fpld.errors import InputError, ProtocolError
 from fpld.numerics import centre
 from fpld.protocol.messages import Task, digest
+from fpld.protocol.states import NODE, follow
+from fpld.protocol.states import NodeEvent as Event
+from fpld.protocol.states import NodePhase as Phase
 from fpld.protocol.wire import seal, unseal
 from fpld.registry import codecs
 
@@ -32,21 +35,13 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20  # coordinates of an array that are centred at a time
 
 
-class Phase(Enum):
-    """Where a node is."""
-
-    IDLE = "idle"
-    TRAINING = "training"
-    ANSWERED = "answered"
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
     """What a node must keep between messages; `receive` and `answer` give the next one."""
 
     index: int
     probe: bytes
-    phase: Phase = Phase.IDLE
+    phase: Phase = field(default=Phase.IDLE, init=False)
     round: int = 0
     task: str = ""
     frame: bytes = b""
@@ -62,15 +57,19 @@ class Node:
             raise ProtocolError(
                 f"the task's probe set is {plan.probe.hex()}, this node's is {self.probe.hex()}: fetch the same one"
             )
-        if plan.round < self.round:
-            raise ProtocolError(f"the task is for round {plan.round}, this node is in round {self.round}")
-        if plan.round == self.round and self.task:
-            if digest(data) != self.task:
-                raise ProtocolError(f"a second, different task for round {plan.round}")
-            return self, task, self.frame if self.phase is Phase.ANSWERED else None
+        event = self._relation(plan.round, digest(data))
+        node = self._step(event, f"{event.value} (for round {plan.round}, this node is in round {self.round})")
+        if event is Event.SAME_TASK:
+            return node, task, node.frame or None
         if task.against == "own" and self.reconstruction is None and self.round > 0:
             raise ProtocolError("the task codes against a reconstruction that this node does not have")
-        return replace(self, phase=Phase.TRAINING, round=plan.round, task=digest(data), frame=b""), task, None
+        return node._with(round=plan.round, task=digest(data), frame=b""), task, None
+
+    def restore(
+        self, round: int, task: str, frame: bytes, reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None
+    ) -> Node:
+        """Go on from what was saved after an answer."""
+        return self._step(Event.RESTORE)._with(round=round, task=task, frame=frame, reconstruction=reconstruction)
 
     def answer(self, task: Task, logits: Reals | Iterable[Reals], *, key: bytes = b"") -> tuple[Node, bytes]:
         """Code the logits of the trained model under the task's plan; return the frame to send.
@@ -78,8 +77,8 @@ class Node:
         `logits` are an array or tensor [m, V], or blocks of its rows in order, as a model makes them: then no more than
         a block is held, if the codec can work so.
         """
-        if self.phase is not Phase.TRAINING or task.plan.round != self.round:
-            raise ProtocolError(f"logits for round {task.plan.round} while {self.phase.value} in round {self.round}")
+        event = Event.LOGITS if task.plan.round == self.round else Event.OTHER_LOGITS
+        node = self._step(event, f"logits for round {task.plan.round} at a node in round {self.round}")
         codec, plan = codecs.get(task.codec), task.plan
         base = self.reconstruction if task.against == "own" else None
         payload = encode_blocks(codec, _centred(logits, plan, base), plan)
@@ -88,7 +87,27 @@ class Node:
         if task.against == "own":
             sent = codec.decode(unseal(frame, plan, codec.code, key=key), plan).values.astype(np.float32)
             reconstruction = sent if base is None else base + sent
-        return replace(self, phase=Phase.ANSWERED, frame=frame, reconstruction=reconstruction), frame
+        return node._with(frame=frame, reconstruction=reconstruction), frame
+
+    def _step(self, event: Event, what: str = "") -> Node:
+        """Return this node in the phase after an event; `what` describes the event."""
+        node = replace(self)
+        object.__setattr__(node, "phase", follow(NODE, self.phase, event, what))
+        return node
+
+    def _with(self, **changes: Any) -> Node:
+        """Return this node in its phase with other contents."""
+        node = replace(self, **changes)
+        object.__setattr__(node, "phase", self.phase)
+        return node
+
+    def _relation(self, round: int, task: str) -> Event:
+        """Return what a task is to a node that has done or is doing its last one."""
+        if self.phase is Phase.IDLE or round > self.round:
+            return Event.TASK
+        if round < self.round:
+            return Event.PAST_TASK
+        return Event.SAME_TASK if task == self.task else Event.OTHER_TASK
 
 
 def _centred(

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fpld.errors import InputError
 from fpld.storage.files import read_utf8
@@ -26,6 +26,20 @@ _LARGEST = 64_000_000  # bytes of a file that is read here: thousands of rounds
 
 class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Incident(_Read):
+    """A frame that was refused, or a node that gave none: whose, what it was, and why."""
+
+    node: str = ""
+    state: str = ""
+    reason: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_text(cls, value: Any) -> Any:
+        """Take the one text that folders of earlier versions have as the reason."""
+        return {"reason": value} if isinstance(value, str) else value
 
 
 class Line(_Read):
@@ -45,8 +59,8 @@ class Line(_Read):
     heldout_by_node: list[float | None]
     bandwidth_upper: float
     bandwidth_lower: float
-    refused: list[str] = []
-    absent: list[str] = []
+    refused: list[Incident] = []
+    absent: list[Incident] = []
     seconds: dict[str, float | list[float | None]] = {}
 
     @property

@@ -22,7 +22,7 @@ def tiles(run: Run) -> dict[str, str]:
         loss = run.trace[-1].heldout_loss
         found["held-out loss"] = "not evaluated" if loss is None else f"{loss:.4f} nats"
         found["sent so far"] = show_size(run.uplink[-1])
-    closed = gap(run)
+    closed = gap_closed([row.model_dump() for row in run.results])
     if closed is not None:
         found["gap to pooled training closed"] = f"{closed:.0%}"
     troubles = len(incident_rows(run))
@@ -30,11 +30,13 @@ def tiles(run: Run) -> dict[str, str]:
     return found
 
 
-def gap(run: Run) -> float | None:
-    """Return the share of the gap between the best node alone and pooled training that the run closes."""
-    from fpld.federation.run import gap_closed
-
-    return gap_closed([row.model_dump() for row in run.results])
+def gap_closed(rows: Sequence[Row]) -> float | None:
+    """Return the share of the gap between the best node alone and pooled training that the federation closes."""
+    loss = {row["method"]: row["heldout_loss"] for row in rows}
+    lone = [value for name, value in loss.items() if name.startswith("alone")]
+    if not lone or "pooled" not in loss or "fpld" not in loss or min(lone) <= loss["pooled"]:
+        return None
+    return (min(lone) - loss["fpld"]) / (min(lone) - loss["pooled"])  # type: ignore[no-any-return]
 
 
 def result_rows(runs: Sequence[Run]) -> list[Row]:
@@ -88,8 +90,8 @@ def node_rows(run: Run) -> list[Row]:
                 "clip": _configured(run, i, "clip"),
                 "heldout_loss": losses[i] if i < len(losses) else None,
                 "seconds_mean": sum(seconds) / len(seconds) if seconds else None,
-                "refused": sum(text.startswith(f"{name}: ") for line in run.trace for text in line.refused),
-                "absent": sum(text.startswith(f"{name}: ") for line in run.trace for text in line.absent),
+                "refused": sum(each.node == name for line in run.trace for each in line.refused),
+                "absent": sum(each.node == name for line in run.trace for each in line.absent),
             }
         )
     return rows
@@ -121,10 +123,9 @@ def allocation_rows(run: Run) -> list[Row]:
 def incident_rows(run: Run) -> list[Row]:
     """Return what was refused and who was absent, with the reasons."""
     return [
-        {"round": line.round, "what": what, "who and why": text}
+        {"round": line.round, "node": each.node, "what": each.state, "why": each.reason}
         for line in run.trace
-        for what, texts in (("refused", line.refused), ("absent", line.absent))
-        for text in texts
+        for each in (*line.refused, *line.absent)
     ]
 
 

@@ -13,13 +13,13 @@ result.json            the table that `fpld run` prints
 
 from __future__ import annotations
 
-import fcntl
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from fpld.errors import InputError
 from fpld.storage.arrays import read_arrays, write_arrays
@@ -69,16 +69,15 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder: a second run on it is refused. The lock ends with the process, however it ends."""
+        lock = FileLock(self.path / "lock", blocking=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "lock").open("w")
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{self.path} is in use by another run: wait for it, or choose another folder") from None
         except OSError as error:
             raise storage_error(self.path, error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise InputError(
-                    f"{self.path} is in use by another run: wait for it, or choose another folder"
-                ) from None
+        try:
             yield
+        finally:
+            lock.release()

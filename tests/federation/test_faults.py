@@ -10,16 +10,20 @@ import pytest
 
 from fpld import config as configuration
 from fpld.cli import main
-from fpld.engines.local import LocalEngine
+from fpld.engines.local.engine import LocalEngine
+from fpld.engines.pool import Inline
 from fpld.errors import QuorumError
 from fpld.federation import jobs
+from fpld.federation.federation import Federation
 from fpld.federation.prepare import prepare
-from fpld.federation.rounds import Federation
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
+
+    from fpld.federation.part import Part
+    from fpld.federation.work import Place
 
 
 pytestmark = pytest.mark.slow
@@ -34,8 +38,8 @@ def federation(
         text = text.replace(old, new)
     config = configuration.parse(text, "test")
     store = RunFolder(config_file.parent / "run")
-    prepared = prepare(config, store, lambda _: None)
-    run = Federation(config, store, prepared, "fpld", pool=pool or jobs.Inline(), report=lambda _: None)
+    prepared = prepare(config, store)
+    run = Federation(config, store, prepared, "fpld", pool=pool or Inline())
     return run, LocalEngine(run, prepared.bytes_per_token)
 
 
@@ -46,7 +50,9 @@ def test_a_failing_node_is_named_and_the_others_go_on(config_file: Path) -> None
     text.write_bytes(good[:100])
     first = run.advance(engine)
     assert first["nodes"] == ["north", "south"]
-    assert first["absent"][0].startswith("east: failed: ")
+    (absence,) = first["absent"]
+    assert (absence["node"], absence["state"]) == ("east", "failed")
+    assert "text/1.safetensors" in absence["reason"]
     text.write_bytes(good)
     assert run.advance(engine)["nodes"] == ["north", "east", "south"]
 
@@ -67,19 +73,19 @@ def test_a_late_node_is_refused_then_takes_part_again(config_file: Path, monkeyp
     """The slow node hangs on an event, not on the clock, so that the order of things is certain."""
     released, real = threading.Event(), jobs.node_round
 
-    def slow(folder: str, task: bytes) -> bytes:
-        if folder.endswith("/0") and not released.is_set():
+    def slow(part: Part, place: Place, task: bytes) -> bytes:
+        if part.name == "north" and not released.is_set():
             released.wait(60)
-        return real(folder, task)
+        return real(part, place, task)
 
     monkeypatch.setattr(jobs, "node_round", slow)
     with ThreadPoolExecutor(4) as pool:
         run, engine = federation(config_file, ("rounds = 3", "rounds = 3\nquorum = 2\ndeadline = 3.0"), pool=pool)
         first = run.advance(engine)
         assert first["nodes"] == ["east", "south"]
-        assert first["absent"] == ["north: late: no answer within 3 s"]
+        assert first["absent"] == [{"node": "north", "state": "late", "reason": "no answer within 3 s"}]
         second = run.advance(engine)
-        assert second["absent"] == ["north: still busy with an earlier round"]
+        assert second["absent"] == [{"node": "north", "state": "busy", "reason": "with an earlier round"}]
         released.set()
         while engine.busy:
             threading.Event().wait(0.02)

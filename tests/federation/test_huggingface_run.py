@@ -12,8 +12,8 @@ import pytest
 
 from fpld.config import load, parse
 from fpld.data import load_tokenizer
+from fpld.engines.local.run import run
 from fpld.errors import InputError, MissingExtraError
-from fpld.federation.run import run
 from fpld.federation.training import make_student
 from fpld.storage.arrays import read_arrays
 from fpld.students import load as load_student
@@ -92,7 +92,7 @@ def configuration(world: Path) -> str:
 @pytest.fixture(scope="module")
 def finished(world: Path) -> tuple[list[dict[str, object]], Path]:
     text = configuration(world)
-    return run(parse(text, "test"), text, world / "one", resume=False, report=lambda _: None), world / "one"
+    return run(parse(text, "test"), text, world / "one", resume=False), world / "one"
 
 
 def test_runs_to_the_end_and_learns(finished: tuple[list[dict[str, object]], Path]) -> None:
@@ -118,7 +118,7 @@ def test_the_student_and_the_tokenizer_can_be_read_back(finished: tuple[list[dic
 
 def test_two_runs_give_the_same_bits(world: Path, finished: tuple[list[dict[str, object]], Path]) -> None:
     text, (_, out) = configuration(world), finished
-    run(parse(text, "test"), text, world / "two", resume=False, report=lambda _: None)
+    run(parse(text, "test"), text, world / "two", resume=False)
     for name in ("student.safetensors", "tokenizer.json", "probe.json"):
         assert (out / name).read_bytes() == (world / "two" / name).read_bytes()
 
@@ -134,7 +134,7 @@ def test_a_vocabulary_of_another_tokenizer_is_refused(world: Path, tmp_path: Pat
         '[tokenizer]\n        kind = "huggingface"', '[tokenizer]\n        kind = "bytes"'
     )
     with pytest.raises(InputError, match=r"vocab must be 256 for this student, but .* has 300"):
-        run(parse(text, "test"), text, tmp_path / "run", resume=False, report=lambda _: None)
+        run(parse(text, "test"), text, tmp_path / "run", resume=False)
 
 
 @pytest.mark.parametrize("module", ["transformers", "peft"])
@@ -144,7 +144,7 @@ def test_without_the_library_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
     text = configuration(world)
     with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
-        run(parse(text, "test"), text, tmp_path / "run", resume=False, report=lambda _: None)
+        run(parse(text, "test"), text, tmp_path / "run", resume=False)
 
 
 def test_without_torch_too_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

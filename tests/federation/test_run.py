@@ -11,7 +11,7 @@ import pytest
 
 from fpld import students
 from fpld.cli import main
-from fpld.federation.run import gap_closed
+from fpld.report.tables import gap_closed
 
 if TYPE_CHECKING:
     from pathlib import Path

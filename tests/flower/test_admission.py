@@ -42,8 +42,8 @@ def test_plaintext_unregistered_and_wrong_authority_are_turned_away(tmp_path: Pa
     flower = tmp_path / "flower"
     (flower / "keys").mkdir(parents=True)
     start = Start(deployment.config, deployment.file, flower, None, insecure=False)
-    with _superlink(start, flower, lambda _: None):
-        _register(start, flower, lambda _: None)
+    with _superlink(start, flower):
+        _register(start, flower)
         children = {
             "north": supernode(nodes / "north", address, *tls(nodes / "north")),
             "plaintext": supernode(nodes / "south", address, "--insecure"),

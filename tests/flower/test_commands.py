@@ -19,7 +19,7 @@ from fpld import registry, students
 from fpld.cli import main
 from fpld.engines.flower.home import NodeFile, open_home
 from fpld.engines.flower.processes import QUIET
-from fpld.federation.run import run
+from fpld.engines.local.run import run
 from fpld.students import NGram
 from tests.flower.conftest import Deployment
 from tests.test_package import ROOT
@@ -134,7 +134,7 @@ def test_a_student_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         registry.students.register("mine", Mine)
     deployment = Deployment(tmp_path, [('kind = "ngram"', 'kind = "mine"'), ("rounds = 3", "rounds = 1")])
     deployment.serve(deployment.grid())
-    run(deployment.config, deployment.text, tmp_path / "local", resume=False, report=lambda _: None)
+    run(deployment.config, deployment.text, tmp_path / "local", resume=False)
     assert isinstance(students.load(tmp_path / "flower/student.safetensors"), Mine)
     states = [students.read_state(tmp_path / name / "student.safetensors") for name in ("flower", "local")]
     assert all(np.array_equal(states[0][name], states[1][name]) for name in states[1])
@@ -152,7 +152,7 @@ def test_a_simulation_gives_what_the_local_engine_gives(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"][0]["method"] == "fpld"
-    run(deployment.config, file.read_text(), tmp_path / "local", resume=False, report=lambda _: None)
+    run(deployment.config, file.read_text(), tmp_path / "local", resume=False)
     one, two = (tmp_path / name / "student.safetensors" for name in ("simulated", "local"))
     assert one.read_bytes() == two.read_bytes()
     assert deployment.trace("simulated") == deployment.trace("local")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fpld.federation.run import run
+from fpld.engines.local.run import run
 from tests.flower.conftest import NAMES, Deployment
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ VARIANTS = {
 )
 def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, VARIANTS[variant])
-    local = run(deployment.config, deployment.text, tmp_path / "local", resume=False, report=lambda _: None)
+    local = run(deployment.config, deployment.text, tmp_path / "local", resume=False)
     grid = deployment.grid()
     flower = deployment.serve(grid)
     assert deployment.trace("flower") == deployment.trace("local")

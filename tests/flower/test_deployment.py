@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fpld.engines.flower.processes import free_port
-from fpld.federation.run import run
+from fpld.engines.local.run import run
 from tests.flower.conftest import NAMES, Deployment
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machin
     lines = rounds(some)
     assert [line["round"] for line in lines] == list(range(1, 8))
     assert [line["nodes"] for line in lines[:3]] == [list(NAMES), list(NAMES), ["north", "east"]]
-    assert lines[2]["absent"] == ["south: connection lost (its SuperNode stopped or died)"]
+    assert lines[2]["absent"] == [{"node": "south", "state": "lost", "reason": "its SuperNode stopped or died"}]
     assert lines[6]["nodes"] == list(NAMES), lines
     some.running.pop("aggregator")
     assert [some.end(name) for name in NAMES] == [0, 0, 0]
@@ -136,7 +136,7 @@ def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machin
 def test_aggregator_and_superlink_may_die_and_nothing_is_counted_twice(machines: Callable[..., Machines]) -> None:
     """The result is that of an undisturbed run on one machine, bit for bit."""
     some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
-    run(some.deployment.config, some.deployment.text, some.folder / "local", resume=False, report=lambda _: None)
+    run(some.deployment.config, some.deployment.text, some.folder / "local", resume=False)
     some.aggregator()
     some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
     for name in NAMES:

@@ -14,13 +14,14 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fpld.data import ByteTokenizer, ProbeSet
 from fpld.engines.flower import duties
-from fpld.engines.flower.assignment import Assignment, assignments
 from fpld.engines.flower.home import open_home
 from fpld.engines.flower.identity import Letter, PublicKeys, make_node_keys, run_secret, write_letter
 from fpld.engines.flower.mods import budget_guard
 from fpld.engines.flower.payload import FRAME, LETTER, TASK, pack, pack_task, record_arrays, unpack, unpack_task
+from fpld.engines.flower.publish import publish
 from fpld.engines.flower.server import serve
 from fpld.errors import BudgetError, InputError, ProtocolError, QuorumError
+from fpld.federation.part import Part
 from fpld.federation.prepare import prepare_public
 from fpld.protocol import Task
 from fpld.protocol.messages import digest
@@ -57,7 +58,13 @@ def with_frame(reply: Message, frame: bytes) -> Message:
 
 def refused(deployment: Deployment, grid: InProcessGrid, out: str = "flower") -> list[list[str]]:
     deployment.serve(grid, out)
-    return [line["refused"] for line in deployment.trace(out)]
+    traced = [line["refused"] for line in deployment.trace(out)]
+    assert all(record["state"] == "refused" for records in traced for record in records)
+    return [[f"{record['node']}: {record['reason']}" for record in records] for records in traced]
+
+
+def absent(deployment: Deployment) -> list[list[tuple[str, str, str]]]:
+    return [[(a["node"], a["state"], a["reason"]) for a in line["absent"]] for line in deployment.trace()]
 
 
 def test_an_altered_frame(two_of_three: Deployment) -> None:
@@ -159,7 +166,9 @@ def test_a_site_with_a_limit_of_its_own(two_of_three: Deployment) -> None:
     file = two_of_three.node_files[1]
     file.write_text(file.read_text() + "\nmost_bytes = 1000\n")
     two_of_three.serve(two_of_three.grid())
-    assert "this node sends at most 1000 (most_bytes in its file)" in two_of_three.trace()[0]["absent"][0]
+    ((node, state, reason),) = absent(two_of_three)[0]
+    assert (node, state) == ("east", "failed")
+    assert reason.endswith("this node sends at most 1000 (most_bytes in its file)")
 
 
 def test_an_unregistered_key_under_a_registered_name(two_of_three: Deployment) -> None:
@@ -172,7 +181,7 @@ def test_an_unregistered_key_under_a_registered_name(two_of_three: Deployment) -
     assert turned in two_of_three.log()
     for line in two_of_three.trace():
         assert line["nodes"] == ["north", "east"]
-        assert line["absent"] == ["south: not connected"]
+        assert line["absent"] == [{"node": "south", "state": "absent", "reason": "not connected"}]
 
 
 def test_a_name_that_is_not_of_the_federation_and_an_old_answer(two_of_three: Deployment) -> None:
@@ -206,16 +215,17 @@ def test_a_site_that_insists_on_another_probe_set_or_tokenizer(what: str, two_of
     file = two_of_three.node_files[0]
     file.write_text(file.read_text() + f'\n{what} = "{"ab" * 32}"\n')
     two_of_three.serve(two_of_three.grid())
-    reason = two_of_three.trace()[0]["absent"][0]
-    assert reason.startswith(f"north: failed: the run's {'probe set' if what == 'probe' else what} is ")
+    ((node, state, reason),) = absent(two_of_three)[0]
+    assert (node, state) == ("north", "failed")
+    assert reason.startswith(f"the run's {'probe set' if what == 'probe' else what} is ")
     assert "ab" * 32 in reason
 
 
 def order(deployment: Deployment, **changes: Any) -> tuple[dict[str, Any], Task, dict[str, bytes], bytes]:
     """What an aggregator sends to north in round 1: the letter's body, the task, the files, and the key."""
     store = RunFolder(deployment.folder / "made")
-    public = prepare_public(deployment.config, store, lambda _: None)
-    given, files = assignments(deployment.config, store)
+    public = prepare_public(deployment.config, store)
+    given, files = publish(deployment.config, store)
     session = bytes(range(32))
     key = open_home(deployment.node_files[0]).secret(session)
     plan = Plan(
@@ -224,17 +234,17 @@ def order(deployment: Deployment, **changes: Any) -> tuple[dict[str, Any], Task,
     )  # fmt: skip
     task = Task(plan, "uniform")
     body = {"kind": "train", "round": 1, "task": digest(task.to_bytes()), "session": session.hex()}
-    return {**body, "assignment": given[0].model_dump(), **changes}, task, files, key
+    return {**body, "part": given[0].model_dump(), **changes}, task, files, key
 
 
 def renamed(files: dict[str, bytes], body: dict[str, Any], name: str, content: bytes) -> dict[str, bytes]:
     """Put another file in the place of one, with the digest that it has."""
-    body["assignment"]["files"][name] = hashlib.sha256(content).hexdigest()
+    body["part"]["files"][name] = hashlib.sha256(content).hexdigest()
     return {**files, hashlib.sha256(content).hexdigest(): content}
 
 
 def needed(body: dict[str, Any], files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: files[name] for name in set(body["assignment"]["files"].values())}
+    return {name: files[name] for name in set(body["part"]["files"].values())}
 
 
 def test_another_tokenizer_or_vocabulary_than_the_probe_sets(deployment: Deployment, tmp_path: Path) -> None:
@@ -270,8 +280,8 @@ def test_orders_that_are_not_of_this_aggregator_or_not_whole(deployment: Deploym
         (key, {**body, "kind": "evaluate"}, task, "a letter of kind 'train' must come here"),
         (key, body, replace(task, codec="float32"), "not the one that the aggregator's letter names"),
         (key, {**body, "session": "../../etc"}, task, "64 hexadecimal digits"),
-        (key, {**body, "assignment": {**body["assignment"], "path": "/etc"}}, task, "these are not: path"),
-        (key, {**body, "assignment": {**body["assignment"], "name": "east"}}, task, "for 'east', this is 'north'"),
+        (key, {**body, "part": {**body["part"], "path": "/etc"}}, task, "these are not: path"),
+        (key, {**body, "part": {**body["part"], "name": "east"}}, task, "for 'east', this is 'north'"),
     ]
     for secret, changed, given, message in cases:
         with pytest.raises((ProtocolError, InputError), match=message):
@@ -287,8 +297,8 @@ def test_a_node_that_does_not_answer_and_one_that_crashes(two_of_three: Deployme
     text = two_of_three.folder / "texts/east"
     text.rename(text.with_name("gone"))
     two_of_three.serve(grid)
-    reason = f"east: failed: {text} does not exist: give the path of an existing file or folder"
-    assert [line["absent"] for line in two_of_three.trace()] == [[reason], [reason]]
+    failed = "east", "failed", f"{text} does not exist: give the path of an existing file or folder"
+    assert absent(two_of_three) == [[failed], [failed]]
     assert json.loads((two_of_three.folder / "flower/status.json").read_text()) == {"state": "done"}
 
 
@@ -306,7 +316,7 @@ def test_silence_ends_with_the_deadline(tmp_path: Path) -> None:
 
     grid.tamper = silent
     deployment.serve(grid)
-    assert [line["absent"] for line in deployment.trace()] == [["north: late: no answer within 1.5 s"], []]
+    assert absent(deployment) == [[("north", "late", "no answer within 1.5 s")], []]
 
 
 def test_below_the_quorum_the_run_stops_and_can_be_resumed(deployment: Deployment) -> None:
@@ -354,7 +364,7 @@ def test_payloads_of_other_types_are_refused(deployment: Deployment) -> None:
         with pytest.raises(ProtocolError, match="a letter must"):
             Letter.parse(data)
     with pytest.raises(ProtocolError, match="these are not: name"):
-        Assignment.parse({**order(deployment)[0]["assignment"], "name": "../south"})
+        Part.parse({**order(deployment)[0]["part"], "name": "../south"})
 
 
 def test_both_ends_derive_the_same_secret_and_no_other(deployment: Deployment) -> None:
@@ -386,5 +396,5 @@ def test_a_node_that_lost_its_disk_gets_all_that_it_needs_again(two_of_three: De
     grid.tamper = lose
     two_of_three.file.write_text(two_of_three.text.replace("rounds = 2", "rounds = 4"))
     two_of_three.serve(grid)
-    reason = "east: failed: the student of the last round is not here: send it along"
-    assert [line["absent"] for line in two_of_three.trace()] == [[], [reason], [], [reason]]
+    lost = "east", "failed", "the student of the last round is not here: send it along"
+    assert absent(two_of_three) == [[], [lost], [], [lost]]

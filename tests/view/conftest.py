@@ -57,8 +57,8 @@ def hostile(tmp_path: Path) -> Path:
         "heldout_by_node": [2.0, 2.0, 2.0],
         "bandwidth_upper": 0.2,
         "bandwidth_lower": 0.1,
-        "refused": [f"{names[0]}: {EVIL}"],
-        "absent": [f"{names[2]}: late: {EVIL_SCRIPT}"],
+        "refused": [{"node": names[0], "state": EVIL_SCRIPT, "reason": EVIL}],
+        "absent": [{"node": names[2], "state": "late", "reason": EVIL_SCRIPT}],
         "seconds": {"local": 1.0, EVIL_SCRIPT: 2.0, "nodes": [1.0, 2.0, None]},
     }
     (folder / "fpld" / "trace.jsonl").write_text(json.dumps(line) + "\n")

@@ -14,11 +14,11 @@ from playwright.sync_api import expect, sync_playwright
 
 from fpld import config as configuration
 from fpld.cli import main
-from fpld.engines.local import LocalEngine
+from fpld.engines.local.engine import LocalEngine
 from fpld.federation import jobs
+from fpld.federation.claim import versions
+from fpld.federation.federation import Federation
 from fpld.federation.prepare import prepare
-from fpld.federation.rounds import Federation
-from fpld.federation.run import versions
 from fpld.storage.folder import RunFolder
 from tests.federation.conftest import CONFIG, write_texts
 from tests.view.conftest import EVIL, serve
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
+
+    from fpld.federation.part import Part
+    from fpld.federation.work import Place
 
 pytestmark = pytest.mark.slow
 PATIENCE = 30_000  # milliseconds: the machine may be busy
@@ -182,18 +185,18 @@ def test_a_round_closes_while_one_looks(watched: Watched, tmp_path: Path, monkey
     store.write("config.toml", text.encode())
     released, real = threading.Event(), jobs.node_round
 
-    def node_round(folder: str, task: bytes) -> bytes:
-        if folder.endswith("/2"):
+    def node_round(part: Part, place: Place, task: bytes) -> bytes:
+        if part.name == "south":
             assert released.wait(120)
-        return real(folder, task)
+        return real(part, place, task)
 
     monkeypatch.setattr(jobs, "node_round", node_round)
     page = watched.page
     with serve(tmp_path / "runs") as served, ThreadPoolExecutor(4) as pool, ThreadPoolExecutor(1) as aggregator:
         page.goto(served.url)
         expect(page.locator("#now")).to_contain_text("Preparing")
-        prepared = prepare(config, store, lambda _: None)
-        federation = Federation(config, store, prepared, "fpld", pool=pool, report=lambda _: None)
+        prepared = prepare(config, store)
+        federation = Federation(config, store, prepared, "fpld", pool=pool)
         engine = LocalEngine(federation, prepared.bytes_per_token)
         closing = aggregator.submit(federation.advance, engine)
         try:

@@ -6,6 +6,7 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
+from fpld.federation.engine import Absence
 from fpld.federation.progress import Progress
 from fpld.report.runs import read_run
 from fpld.storage.folder import RunFolder
@@ -39,18 +40,18 @@ def test_who_answered_who_failed_who_is_late(finished: Path, tmp_path: Path) -> 
     stamp = state.stamp("live")
     progress.answered(0, "accepted", "", 1234)
     progress.answered(1, "refused", "payload must be 5 bytes", 99)
-    progress.missing("south: late: no answer within 9 s")
-    progress.missing("west: still busy with an earlier round")
-    progress.missing("nobody: failed: x")  # not of this run: no one's line
+    progress.missing(Absence("south", "late", "no answer within 9 s"))
+    progress.missing(Absence("west", "busy", "with an earlier round"))
+    progress.missing(Absence("nobody", "failed", "x"))  # not of this run: no one's line
     assert state.stamp("live") != stamp
     nodes = json.loads((folder / "fpld/progress.json").read_text())["nodes"]
     assert [(node["state"], node["reason"]) for node in nodes] == [
         ("accepted", ""),
         ("refused", "payload must be 5 bytes"),
         ("late", "no answer within 9 s"),
-        ("absent", "still busy with an earlier round"),
+        ("busy", "with an earlier round"),
     ]
-    assert progress.seconds[2] is None
+    assert progress.seconds["nodes"][2] is None
     live = state.run("live")["live"]
     for part in (
         "Round 1 of 2: collecting",

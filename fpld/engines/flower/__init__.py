@@ -11,9 +11,18 @@ except ImportError as error:
     raise MissingExtraError("the Flower engine", "flower") from error
 
 from fpld.engines.flower.client import client_app
-from fpld.engines.flower.home import Home, open_home
+from fpld.engines.flower.home import Home, Terms, open_home
 from fpld.engines.flower.mods import budget_guard
 from fpld.engines.flower.server import serve, server_app
 from fpld.engines.flower.strategy import ProbeLogitDistillation
 
-__all__ = ["Home", "ProbeLogitDistillation", "budget_guard", "client_app", "open_home", "serve", "server_app"]
+__all__ = [
+    "Home",
+    "ProbeLogitDistillation",
+    "Terms",
+    "budget_guard",
+    "client_app",
+    "open_home",
+    "serve",
+    "server_app",
+]

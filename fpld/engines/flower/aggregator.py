@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld.engines.flower.certs import AGGREGATOR_KEY, CA, CERT, CERT_KEY
 from fpld.engines.flower.identity import PublicKeys, write_secret
-from fpld.engines.flower.journal import follow
+from fpld.engines.flower.journal import follow, retell
 from fpld.engines.flower.processes import Child, LaunchError, call, call_json, check_port, wait_ready
 from fpld.engines.flower.server import STATUS, public_file
 from fpld.errors import FpldError, InputError
@@ -20,9 +21,11 @@ from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Mapping
 
     from fpld.config import Config
+
+log = logging.getLogger(__name__)
 
 _APP = """\
 from fpld.engines.flower import client_app, server_app
@@ -69,19 +72,19 @@ class Start:
     insecure: bool
 
 
-def aggregate(start: Start, report: Callable[[str], None]) -> list[dict[str, Any]]:
+def aggregate(start: Start) -> list[dict[str, Any]]:
     """Run the federation to its end; return the table's rows. SuperLink and SuperExec are started anew if they die."""
     _check(start)
     folder = RunFolder(start.out / "flower")
     with folder.lock():
         (folder.path / "keys").mkdir(exist_ok=True)
         fresh = not folder.has(DATABASE)
-        with _superlink(start, folder.path, report) as children:
-            _register(start, folder.path, report)
+        with _superlink(start, folder.path) as children:
+            _register(start, folder.path)
             lines = follow(start.out)
             next(lines)
             run = _submit(start, folder.path, fresh=fresh)
-            return _watch(start, folder.path, run, children, lines, report)
+            return _watch(start, folder.path, run, children, lines)
 
 
 def _check(start: Start) -> None:
@@ -122,14 +125,14 @@ class Children:
         if name == "superlink":
             wait_ready(self.children[name], self._url, self._ca)
 
-    def tend(self, report: Callable[[str], None]) -> None:
+    def tend(self) -> None:
         """Start again what has died."""
         for name, child in list(self.children.items()):
             if not child.alive:
                 self._restarts += 1
                 if self._restarts > _RESTARTS:
                     raise LaunchError(f"{child.name} stops again and again: {child.last_words()}")
-                report(f"{child.name} stopped ({child.last_words()}): starting it again")
+                log.warning("%s stopped (%s): starting it again", child.name, child.last_words())
                 self.start(name)
 
     def stop(self) -> None:
@@ -139,7 +142,7 @@ class Children:
 
 
 @contextlib.contextmanager
-def _superlink(start: Start, folder: Path, report: Callable[[str], None]) -> Iterator[Children]:
+def _superlink(start: Start, folder: Path) -> Iterator[Children]:
     assert start.config.flower is not None  # noqa: S101 - _check has said so
     host, port = start.config.flower.address.rsplit(":", 1)
     certs = Path(start.config.flower.certs).resolve()
@@ -152,7 +155,7 @@ def _superlink(start: Start, folder: Path, report: Callable[[str], None]) -> Ite
     for command in (link, execute):
         command += ["--superexec-auth-secret-file", str(secret)]
     if start.insecure:
-        report("INSECURE: no TLS and no node authentication; anyone who reaches the port can join and start runs")
+        log.warning("INSECURE: no TLS and no node authentication; anyone who reaches the port can join and start runs")
         link.append("--insecure")
         execute.append("--insecure")
         connection = f'address = "{_local(start)}"\ninsecure = true\n'
@@ -167,7 +170,7 @@ def _superlink(start: Start, folder: Path, report: Callable[[str], None]) -> Ite
     url = f"http{'' if start.insecure else 's'}://{_local(start)}/health"
     commands = {"superlink": link, "superexec": execute}
     children = Children(commands, folder, url, None if start.insecure else certs / CA)
-    report(f"starting the SuperLink at {host}:{port}")
+    log.info("starting the SuperLink at %s:%s", host, port)
     try:
         for name in commands:
             children.start(name)
@@ -176,7 +179,7 @@ def _superlink(start: Start, folder: Path, report: Callable[[str], None]) -> Ite
         children.stop()
 
 
-def _register(start: Start, folder: Path, report: Callable[[str], None]) -> None:
+def _register(start: Start, folder: Path) -> None:
     """Admit the nodes' keys; a database from before may know them already."""
     if start.insecure:
         return
@@ -188,7 +191,7 @@ def _register(start: Start, folder: Path, report: Callable[[str], None]) -> None
         except LaunchError as error:
             if "already in use" not in str(error):
                 raise
-    report(f"admitted: {', '.join(node.name for node in start.config.nodes)}")
+    log.info("admitted: %s", ", ".join(node.name for node in start.config.nodes))
 
 
 def _submit(start: Start, folder: Path, *, fresh: bool) -> int:
@@ -208,16 +211,15 @@ def _submit(start: Start, folder: Path, *, fresh: bool) -> int:
 
 
 def _watch(
-    start: Start, folder: Path, run: int, children: Children, lines: Iterator[list[str]], report: Callable[[str], None]
+    start: Start, folder: Path, run: int, children: Children, lines: Iterator[list[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Show what the run reports until it has ended."""
     store = RunFolder(start.out)
     look = time.monotonic() + _LOOK
     while True:
-        children.tend(report)
+        children.tend()
         status = store.read_json(STATUS)  # before the lines: what was said last comes out too
-        for text in next(lines):
-            report(text)
+        retell(lines)
         if status["state"] == "done":
             rows: list[dict[str, Any]] = store.read_json("result.json")
             return rows

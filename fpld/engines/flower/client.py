@@ -42,7 +42,7 @@ def client_app(home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod]
     def join(message: Message, context: Context) -> Message:
         node = home(context)
         answer = duties.join(node, unpack(message.content, "letter", LETTER))
-        note(node.folder, f"{node.name} is connected")
+        note(node.folder, f"{node.terms.name} is connected")
         return Message(pack(letter=(answer, LETTER)), reply_to=message)
 
     @app.train()

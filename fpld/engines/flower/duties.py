@@ -3,7 +3,7 @@
 The process is new for every message: all that must survive is in the node's folder.
 
     files/SHA-256     what the aggregator sent once: probe set, tokenizer, base models
-    runs/SESSION/     one run: text and held-out tokens, site.json, the machine's state with its last frame
+    runs/SESSION/     one run: text and held-out tokens, the machine's state with its last frame
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld import students
-from fpld.config import DataSection
 from fpld.data import ProbeSet, load_tokenizer
-from fpld.engines.flower.assignment import Assignment
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.errors import BudgetError, ProtocolError
 from fpld.federation import jobs
-from fpld.federation.prepare import hold_out_seed, site_text
-from fpld.federation.site import Site, work
+from fpld.federation.part import Part
+from fpld.federation.texts import node_text
+from fpld.federation.work import Place, work
 from fpld.protocol.messages import digest
 from fpld.storage.arrays import dump_arrays, parse_arrays
 from fpld.storage.files import write_atomic
@@ -28,7 +27,6 @@ from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from fpld.engines.flower.home import Home
     from fpld.protocol import Task
@@ -39,12 +37,12 @@ HELDOUT, TEXT, STUDENT = "heldout.safetensors", "text.safetensors", "student.saf
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A letter from this run's aggregator, checked."""
+    """What a letter from this run's aggregator asks for, checked: the node's part, and the rest of the letter."""
 
-    key: bytes
-    session: bytes
+    part: Part
     body: dict[str, Any]
-    assignment: Assignment
+    key: bytes
+    place: Place
 
 
 def join(home: Home, data: bytes) -> bytes:
@@ -55,7 +53,7 @@ def join(home: Home, data: bytes) -> bytes:
         raise ProtocolError("a letter of kind 'join' with a list of files must come here")
     missing = [name for name in known if not _is_digest(name) or not (home.folder / "files" / name).exists()]
     key = home.secret(_session(body))
-    answer = {"kind": "joined", "name": home.name, "challenge": body.get("challenge"), "missing": missing}
+    answer = {"kind": "joined", "name": home.terms.name, "challenge": body.get("challenge"), "missing": missing}
     return write_letter(key, answer)
 
 
@@ -63,18 +61,19 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
     """Do a round: fine-tune, probe, code; return the frame."""
     order = _order(home, data, "train")
     if task.broadcast == "weights" and not task.arrays:
-        task = replace(task, arrays=_kept_student(home, order))
+        task = replace(task, arrays=_kept_student(order))
     serial = task.to_bytes()
     if digest(serial) != order.body.get("task"):
         raise ProtocolError("the task is not the one that the aggregator's letter names")
-    if home.most_bytes is not None and task.plan.budget_bytes > home.most_bytes:
+    most = home.terms.most_bytes
+    if most is not None and task.plan.budget_bytes > most:
         raise BudgetError(
-            f"the task allows a frame of {task.plan.budget_bytes} bytes, this node sends at most {home.most_bytes} "
+            f"the task allows a frame of {task.plan.budget_bytes} bytes, this node sends at most {most} "
             "(most_bytes in its file)"
         )
-    folder = settle(home, order, files)
-    with RunFolder(folder).lock():
-        return work(folder, serial, key=order.key)
+    settle(home, order, files)
+    with RunFolder(order.place.folder).lock():
+        return work(order.part, order.place, serial, key=order.key)
 
 
 def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes]) -> bytes:
@@ -83,70 +82,45 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
     serial = dump_arrays(student, {})
     if digest(serial) != order.body.get("student"):
         raise ProtocolError("the student is not the one that the aggregator's letter names")
-    folder, assignment = settle(home, order, files), order.assignment
-    write_atomic(folder / STUDENT, serial)  # the next round begins with it, and need not send it again
-    base = str(home.folder / "files" / assignment.files.student)
-    loss = jobs.evaluate(base, assignment.student_kind, student, str(folder / HELDOUT), assignment.length)[0]
-    arrays, meta = RunFolder(folder).read_arrays(HELDOUT)
+    settle(home, order, files)
+    part, place = order.part, order.place
+    write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
+    loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
+    arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
     answer = {"kind": "evaluated", "round": order.body.get("round"), "loss": loss}
     return write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
 
 
-def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> Path:
-    """Make the folder of this run, once: files as sent, the node's text as its assignment says."""
-    assignment = order.assignment
-    store = RunFolder(home.folder / "files")
+def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
+    """Make the folder of this run, once: files as sent, the node's text as its part says."""
+    part, store = order.part, RunFolder(order.place.files)
     for name, content in files.items():
-        if name not in assignment.files.digests() or hashlib.sha256(content).hexdigest() != name:
+        if name not in part.files.names() or hashlib.sha256(content).hexdigest() != name:
             raise ProtocolError(f"a file was sent whose content is not {name}")
         store.write(name, content)
-    folder = RunFolder(_folder(home, order))
-    if folder.has("site.json"):
-        return folder.path
-    probe = ProbeSet.load(store.path / assignment.files.probe)
-    tokenizer = load_tokenizer(store.path / assignment.files.tokenizer)
-    vocab = students.load(store.path / assignment.files.base).vocab
-    _insist("probe set", probe.digest, home.probe)
-    _insist("tokenizer", tokenizer.digest, home.tokenizer)
+    folder = RunFolder(order.place.folder)
+    if folder.has(HELDOUT):  # it comes last and says that all is there
+        return
+    probe = ProbeSet.load(store.path / part.files.probe)
+    tokenizer = load_tokenizer(store.path / part.files.tokenizer)
+    vocab = students.load(store.path / part.files.base).vocab
+    _insist("probe set", probe.digest, home.terms.probe)
+    _insist("tokenizer", tokenizer.digest, home.terms.tokenizer)
     _insist("tokenizer", tokenizer.digest, probe.tokenizer, of="the probe set's")
     for what, found in (("tokenizer's vocabulary", tokenizer.vocab), ("model's vocabulary", vocab)):
         _insist(what, str(found), str(probe.vocab), of="the probe set's")
-    text = site_text(
-        home.documents(),
-        tokenizer,
-        DataSection(heldout=assignment.heldout, heldout_tokens=assignment.heldout_tokens, limit=assignment.limit),
-        name=home.name,
-        length=assignment.length,
-        seed=hold_out_seed(assignment.seed, assignment.index),
-    )
+    text = node_text(part, home.documents(), tokenizer)
     folder.write_arrays(TEXT, {"tokens": text.train})
     folder.write_arrays(HELDOUT, {"0": text.heldout}, {"bytes": text.heldout_bytes})
-    Site(
-        name=home.name,
-        index=assignment.index,
-        seed=assignment.seed,
-        rounds=assignment.rounds,
-        text=TEXT,
-        base=f"../../files/{assignment.files.base}",
-        probe=f"../../files/{assignment.files.probe}",
-        kind=assignment.kind,
-        local=assignment.local.model_dump(),
-        distill=assignment.distill.model_dump(),
-    ).save(folder.path)
-    return folder.path
 
 
-def _kept_student(home: Home, order: Order) -> Arrays:
+def _kept_student(order: Order) -> Arrays:
     """Return the student that this node evaluated last, if it is the one that is meant."""
-    path = _folder(home, order) / STUDENT
+    path = order.place.folder / STUDENT
     content = path.read_bytes() if path.exists() else b""
     if digest(content) != order.body.get("student"):
         raise ProtocolError("the student of the last round is not here: send it along")
     return parse_arrays(content, str(path))[0]
-
-
-def _folder(home: Home, order: Order) -> Path:
-    return home.folder / "runs" / order.session.hex()[:16]
 
 
 def _order(home: Home, data: bytes, kind: str) -> Order:
@@ -154,10 +128,11 @@ def _order(home: Home, data: bytes, kind: str) -> Order:
     session = _session(letter.body)
     key = home.secret(session)
     body = letter.check(key, kind)
-    assignment = Assignment.parse(body.get("assignment"))
-    if assignment.name != home.name:
-        raise ProtocolError(f"the assignment is for {assignment.name!r}, this is {home.name!r}")
-    return Order(key, session, body, assignment)
+    part = Part.parse(body.get("part"))
+    if part.name != home.terms.name:
+        raise ProtocolError(f"the letter's part is for {part.name!r}, this is {home.terms.name!r}")
+    folder = home.folder / "runs" / session.hex()[:16]
+    return Order(part, body, key, Place(folder, home.folder / "files", folder / TEXT))
 
 
 def _session(body: Mapping[str, Any]) -> bytes:

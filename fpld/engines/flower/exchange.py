@@ -6,18 +6,22 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from fpld.federation.engine import Absence
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from flwr.app import Error, Message
     from flwr.serverapp import Grid
 
+    from fpld.federation.engine import Why
+
 _PAUSE = 0.5  # seconds between two looks for replies; Flower's own loop takes three
-_REASONS = {
-    3: "its reply got lost",
-    4: "its reply got lost",
-    5: "connection lost (its SuperNode stopped or died)",
-    8: "its process crashed",
+_REASONS: dict[int, tuple[Why, str]] = {
+    3: ("lost", "its reply got lost"),
+    4: ("lost", "its reply got lost"),
+    5: ("lost", "its SuperNode stopped or died"),
+    8: ("failed", "its process crashed"),
 }
 
 
@@ -35,10 +39,10 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float | None) -> 
             time.sleep(_PAUSE)
 
 
-def explain(error: Error) -> str:
-    """Say in words why a node gave no answer."""
+def explain(name: str, error: Error) -> Absence:
+    """Return why a node gave no answer."""
     if error.code in _REASONS:
-        return _REASONS[error.code]
+        return Absence(name, *_REASONS[error.code])
     reason = (error.reason or f"error {error.code}").strip()
     found = re.fullmatch(r"<class '[^']*'>:<'(.*)'>", reason, re.DOTALL)
-    return f"failed: {' '.join((found[1] if found else reason).split())}"
+    return Absence(name, "failed", " ".join((found[1] if found else reason).split()))

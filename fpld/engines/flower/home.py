@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from fpld import config as configuration
 from fpld import data
 from fpld.config import Count, Name, Section
-from fpld.engines.flower.assignment import Digest  # noqa: TC001 - pydantic reads it
 from fpld.engines.flower.identity import MAC_KEY, make_node_keys, parse_public, run_secret
 from fpld.errors import InputError
 from fpld.storage.files import read_utf8, write_atomic
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 ADDRESS = r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$"
 NODE_FILE = "node.toml"
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _NODE_TOML = """\
 # A node of a federation. Start it with: fpld node {file}
 name = {name!r}
@@ -43,23 +43,31 @@ ca = "ca.pem"
 """
 
 
+class Terms(Section):
+    """On which terms a site takes part: its name, and what it insists on."""
+
+    name: Name
+    probe: Digest | None = None
+    tokenizer: Digest | None = None
+    most_bytes: Count | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
-    """What the node's side needs: make one from `node.toml` with `open_home`, or your own."""
+    """What is the node's own: its terms, its folder, its text, and its secret in a run (a session).
 
-    name: str
+    Make one from `node.toml` with `open_home`, or your own.
+    """
+
+    terms: Terms
     folder: Path
     documents: Callable[[], list[Document]]
     secret: Callable[[bytes], bytes]
-    probe: str | None = None
-    tokenizer: str | None = None
-    most_bytes: int | None = None
 
 
-class NodeFile(Section):
-    """`node.toml`."""
+class NodeFile(Terms):
+    """`node.toml`: the terms, where the aggregator is and who it is, and where the text is."""
 
-    name: Name
     address: Annotated[str, Field(pattern=ADDRESS)]
     aggregator: str
     ca: str = "ca.pem"
@@ -67,9 +75,6 @@ class NodeFile(Section):
     corpus: Literal["sotu", "pubmed", "wikipedia", "enwik8"] | None = None
     label: str | None = None
     field: str = "text"
-    probe: Digest | None = None
-    tokenizer: Digest | None = None
-    most_bytes: Count | None = None
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
     @model_validator(mode="after")
@@ -134,11 +139,8 @@ def open_home(path: Path) -> Home:
         return labelled
 
     return Home(
-        name=file.name,
+        terms=file,
         folder=folder,
         documents=documents,
         secret=lambda session: run_secret(folder / MAC_KEY, aggregator, session, file.name),
-        probe=file.probe,
-        tokenizer=file.tokenizer,
-        most_bytes=file.most_bytes,
     )

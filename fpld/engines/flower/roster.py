@@ -6,6 +6,7 @@ registered key can make, over a challenge that was never used before.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from typing import TYPE_CHECKING
@@ -18,9 +19,11 @@ from fpld.engines.flower.payload import LETTER, pack, unpack
 from fpld.errors import FpldError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from flwr.serverapp import Grid
+
+log = logging.getLogger(__name__)
 
 _PATIENCE = 120.0  # seconds that a node has to say who it is: a new process, and its imports
 _PAUSE = 1.0
@@ -35,10 +38,8 @@ class Roster:
         keys: Mapping[int, bytes],
         session: bytes,
         files: Collection[str],
-        report: Callable[[str], None],
     ) -> None:
         self.names, self._keys, self._session, self._files = names, keys, session, sorted(files)
-        self._report = report
         self.ids: dict[int, int] = {}
         self.missing: dict[int, list[str]] = {}
 
@@ -51,7 +52,7 @@ class Roster:
                 return
             if not said:
                 away = ", ".join(name for index, name in enumerate(self.names) if index not in self.ids)
-                self._report(f"waiting for nodes to connect: {away}")
+                log.info("waiting for nodes to connect: %s", away)
                 said = True
             time.sleep(min(_PAUSE, max(end - time.monotonic(), 0.05)))
 
@@ -78,13 +79,13 @@ class Roster:
         ]
         for reply in exchange(grid, messages, _PATIENCE):
             if reply.has_error():
-                self._report(f"a node did not say who it is: {explain(reply.error)}")
+                log.warning("a node did not say who it is: %s", explain("", reply.error).reason)
                 continue
             identity = reply.metadata.src_node_id
             try:
                 self._admit(identity, unpack(reply.content, "letter", LETTER), challenges.get(identity, ""))
             except FpldError as error:
-                self._report(f"a node was turned away: {error}")
+                log.warning("a node was turned away: %s", error)
 
     def _admit(self, identity: int, data: bytes, challenge: str) -> None:
         letter = Letter.parse(data)
@@ -99,4 +100,4 @@ class Roster:
         if not isinstance(lacks, list) or not set(map(str, lacks)) <= set(self._files):
             raise ProtocolError(f"{name}: its answer asks for files that are not of this run")
         self.ids[index], self.missing[index] = identity, lacks
-        self._report(f"{name} is connected")
+        log.info("%s is connected", name)

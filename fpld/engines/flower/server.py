@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +12,23 @@ from flwr.app import Context  # noqa: TC002 - Flower looks at the signature
 from flwr.serverapp import Grid, ServerApp
 
 from fpld import config as configuration
-from fpld import students
-from fpld.engines.flower.assignment import assignments
 from fpld.engines.flower.certs import AGGREGATOR_KEY
 from fpld.engines.flower.identity import PublicKeys, run_secret
-from fpld.engines.flower.journal import note
+from fpld.engines.flower.journal import Journal
+from fpld.engines.flower.publish import publish
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.strategy import ProbeLogitDistillation
+from fpld.engines.pool import Inline
 from fpld.errors import FpldError, InputError
-from fpld.federation.jobs import Inline
-from fpld.federation.prepare import base_file, prepare_public
-from fpld.federation.rounds import Federation
-from fpld.federation.run import claim, table_row
+from fpld.federation.claim import claim
+from fpld.federation.federation import Federation
+from fpld.federation.log import listen
+from fpld.federation.prepare import prepare_public
+from fpld.federation.result import finish_run
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from fpld.config import Config
 
@@ -61,24 +61,17 @@ def server_app(
 def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
     """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
     store = RunFolder(out)
-    with store.lock(), _reporting(store) as report:
+    with store.lock(), _status(store), listen(Journal(store.path)):
         claim(store, text, resume=store.has("config.toml"))
-        prepared = prepare_public(config, store, report)
+        public = prepare_public(config, store)
         session = _session(store)
-        given, files = assignments(config, store)
+        parts, files = publish(config, store)
         keys = node_keys(config, session)
-        federation = Federation(config, store, prepared, "fpld", pool=Inline(), report=report, mac_keys=keys)
-        roster = Roster(federation.names, keys, session, files, report)
+        federation = Federation(config, store, public, "fpld", pool=Inline(), mac_keys=keys)
+        roster = Roster(federation.names, keys, session, files)
         wait = config.flower.wait if config.flower is not None else 60.0
-        ProbeLogitDistillation(federation, roster, session, given, files, wait=wait).start(grid)
-        outcome = federation.outcome()
-        base = store.path / base_file(config, None)
-        students.write_state(store.path / "student.safetensors", outcome.student, like=base)
-        store.write("trace.jsonl", (store.path / "fpld" / "trace.jsonl").read_bytes())
-        last = outcome.trace[-1]
-        table = [table_row("fpld", last["heldout_loss"], last["heldout_bits_per_byte"], outcome.uplink_bytes)]
-        store.write_json("result.json", table)
-    return table
+        ProbeLogitDistillation(federation, roster, session, parts, files, wait=wait).start(grid)
+        return finish_run(federation)
 
 
 def node_keys(config: Config, session: bytes) -> dict[int, bytes]:
@@ -110,11 +103,11 @@ def _session(store: RunFolder) -> bytes:
 
 
 @contextlib.contextmanager
-def _reporting(store: RunFolder) -> Iterator[Callable[[str], None]]:
-    """Write what happens to the run's folder, for who started the run and for who looks on."""
+def _status(store: RunFolder) -> Iterator[None]:
+    """Write to the run's folder whether the run goes on, is done or has failed, for who started it."""
     store.write_json(STATUS, {"state": "running"})
     try:
-        yield partial(note, store.path)
+        yield
     except BaseException as error:
         kind = "" if isinstance(error, FpldError) else f"{type(error).__name__}: "
         store.write_json(STATUS, {"state": "failed", "error": f"{kind}{error}"})

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context  # noqa: TC002 - Flower looks at the signature
 
 from fpld.engines.flower.client import client_app, home_of
-from fpld.engines.flower.home import Home
+from fpld.engines.flower.home import Home, Terms
 from fpld.engines.flower.processes import QUIET
 from fpld.engines.flower.server import STATUS, server_app
 from fpld.errors import FpldError, InputError, MissingExtraError
-from fpld.federation.prepare import node_documents
+from fpld.federation.texts import node_documents
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def simulated_home(config: Config, out: Path) -> Callable[[Context], Home]:
         if not isinstance(index, int) or not 0 <= index < len(config.nodes):
             raise InputError(f"partition-id must be from 0 to {len(config.nodes) - 1}, got {index!r}")
         return Home(
-            name=config.nodes[index].name,
+            terms=Terms(name=config.nodes[index].name),
             folder=out / "nodes" / str(index),
             documents=lambda: node_documents(config, index),
             secret=lambda _session: b"",

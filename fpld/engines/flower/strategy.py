@@ -7,6 +7,7 @@ texts is an `evaluate` message. Everything else (bits, checks, combining, distil
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import FRAME, LETTER, arrays_record, bytes_array, pack_files, pack_task, unpack
 from fpld.errors import FpldError, ProtocolError
-from fpld.federation.rounds import Heldout
+from fpld.federation.engine import Absence, Heldout
 from fpld.protocol.messages import digest
 from fpld.storage.arrays import dump_arrays
 
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
     from flwr.serverapp import Grid
 
-    from fpld.engines.flower.assignment import Assignment
     from fpld.engines.flower.roster import Roster
-    from fpld.federation.rounds import Federation
+    from fpld.federation.federation import Federation
+    from fpld.federation.part import Part
+
+log = logging.getLogger(__name__)
 
 
 class ProbeLogitDistillation(Strategy):
@@ -42,21 +45,21 @@ class ProbeLogitDistillation(Strategy):
         federation: Federation,
         roster: Roster,
         session: bytes,
-        assignments: Sequence[Assignment],
+        parts: Sequence[Part],
         files: Mapping[str, bytes],
         *,
         wait: float,
     ) -> None:
         self.federation, self.roster, self.session = federation, roster, session
-        self._assignments, self._files, self._wait = assignments, files, wait
-        self._keys = federation.aggregator.settings.mac_keys
+        self._parts, self._files, self._wait = parts, files, wait
+        self._keys = federation.setup.settings.mac_keys
         self._asked: list[tuple[int, Message]] = []
         self._everyone = True
         self._holds: dict[int, str] = {}
 
     @property
     def _deadline(self) -> float | None:
-        return self.federation.config.run.deadline
+        return self.federation.setup.config.run.deadline
 
     def start(
         self,
@@ -74,7 +77,7 @@ class ProbeLogitDistillation(Strategy):
         timeout = self._deadline if timeout is None else timeout
         arrays = arrays_record(self.federation.student)
         while not self.federation.done and (num_rounds is None or made < num_rounds):
-            number, made = self.federation.aggregator.round + 1, made + 1
+            number, made = self.federation.state.round + 1, made + 1
             asked = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
             student, metrics = self.aggregate_train(number, exchange(grid, asked, timeout))
             arrays = result.arrays = student
@@ -93,7 +96,7 @@ class ProbeLogitDistillation(Strategy):
         grid: Grid,
     ) -> list[Message]:
         """Open a round: a message for each node that is here, with its task and the files that it lacks."""
-        settings = self.federation.aggregator.settings
+        settings = self.federation.setup.settings
         # The first round of a process waits for all, later ones for as many as a round needs.
         enough = len(settings.names) if self._everyone else settings.quorum
         self.roster.gather(grid, enough=enough, wait=self._wait)
@@ -116,24 +119,32 @@ class ProbeLogitDistillation(Strategy):
     ) -> tuple[ArrayRecord, MetricRecord]:
         """Take the frames, close the round, combine and distil; return the student."""
         names, asked = self.federation.names, {index for index, _ in self._asked}
-        absent = {index: "not connected" for index in range(len(names)) if index not in asked}
+        absent = [Absence(names[i], "absent", "not connected") for i in range(len(names)) if i not in asked]
         answered = set()
         for index, reply in self._recognized(replies):
             answered.add(index)
-            try:
-                if reply.has_error():
-                    raise ProtocolError(explain(reply.error))
-                self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
-            except FpldError as error:
-                absent[index] = str(error)
+            failure = self._take(index, reply)
+            if failure is not None:
+                absent.append(failure)
                 self._forget(index)
-                self.federation.report(f"{names[index]}: {error}")
+                log.warning("%s", failure)
         for index in asked - answered:
-            absent[index] = f"late: no answer within {self._deadline or math.inf:g} s"
+            absent.append(Absence(names[index], "late", f"no answer within {self._deadline or math.inf:g} s"))
             self._forget(index)
-        combined = self.federation.close([f"{names[index]}: {why}" for index, why in absent.items()])
+        combined = self.federation.close(absent)
         metrics = MetricRecord({"nodes": len(combined.nodes), "bandwidth_upper": combined.upper})
         return arrays_record(self.federation.student), metrics
+
+    def _take(self, index: int, reply: Message) -> Absence | None:
+        """Deliver the frame of a reply; return why there is none."""
+        name = self.federation.names[index]
+        if reply.has_error():
+            return explain(name, reply.error)
+        try:
+            self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
+        except FpldError as error:
+            return Absence(name, "failed", str(error))
+        return None
 
     def configure_evaluate(
         self,
@@ -161,24 +172,24 @@ class ProbeLogitDistillation(Strategy):
         for index, reply in self._recognized(replies):
             try:
                 if reply.has_error():
-                    raise ProtocolError(explain(reply.error))
+                    raise ProtocolError(explain(names[index], reply.error).reason)
                 letter = Letter.parse(unpack(reply.content, "letter", LETTER))
                 losses[index], count, text = _evaluated(letter, self._keys.get(index, b""), server_round)
                 tokens, size = tokens + count, size + text
                 self._holds[index] = student
             except FpldError as error:
                 self._forget(index)
-                self.federation.report(f"{names[index]} did not evaluate the student: {error}")
+                log.warning("%s did not evaluate the student: %s", names[index], error)
         line = self.federation.finish(Heldout(losses, size / tokens if tokens else None))
         loss = line["heldout_loss"]
         return MetricRecord({"kl": line["kl"]} if loss is None else {"kl": line["kl"], "heldout_loss": loss})
 
     def summary(self) -> None:
         """Say what is about to happen."""
-        names, config = self.federation.names, self.federation.config
-        done = self.federation.aggregator.round
+        settings, done = self.federation.setup.settings, self.federation.state.round
         after = f", of which {done} are done" if done else ""
-        self.federation.report(f"{config.run.rounds} rounds{after}; {len(names)} nodes: {', '.join(names)}")
+        names = ", ".join(settings.names)
+        log.info("%d rounds%s; %d nodes: %s", settings.rounds, after, len(settings.names), names)
 
     def _forget(self, index: int) -> None:
         """Take nothing for granted about a node that failed: it is asked who it is, and gets all that it needs."""
@@ -186,11 +197,11 @@ class ProbeLogitDistillation(Strategy):
         self._holds.pop(index, None)
 
     def _message(self, index: int, identity: int, kind: str, content: RecordDict, body: Mapping[str, Any]) -> Message:
-        assignment = self._assignments[index]
-        letter = {**body, "session": self.session.hex(), "assignment": assignment.model_dump()}
+        part = self._parts[index]
+        letter = {**body, "session": self.session.hex(), "part": part.model_dump()}
         sealed = write_letter(self._keys.get(index, b""), letter)
         content["letter"] = ArrayRecord({"data": bytes_array(sealed, LETTER)})
-        lacking = assignment.files.digests() & set(self.roster.missing.get(index, []))
+        lacking = part.files.names() & set(self.roster.missing.get(index, []))
         pack_files(content, {name: self._files[name] for name in sorted(lacking)})
         return Message(content, identity, kind, ttl=self._deadline)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
 from fpld.engines.flower.home import NodeFile
 from fpld.engines.flower.identity import AUTH_KEY
-from fpld.engines.flower.journal import follow
+from fpld.engines.flower.journal import follow, retell
 from fpld.engines.flower.processes import Child, free_port
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 # A SuperLink holds a node that died for alive until two heartbeats are missed, and turns its return away till then.
 PAUSE = 20.0
@@ -23,7 +26,6 @@ def run_node(
     path: Path,
     *,
     insecure: bool,
-    report: Callable[[str], None],
     started: Callable[[dict[str, Any]], None],
     pause: float = PAUSE,
 ) -> None:
@@ -37,13 +39,12 @@ def run_node(
         while True:
             port = file.port or free_port()
             started({"node": file.name, "address": file.address, "time": time.strftime("%Y-%m-%d %H:%M:%S %z")})
-            report(f"{file.name}: connecting to {file.address}")
+            log.info("%s: connecting to %s", file.name, file.address)
             child = Child([*command, "--port", str(port)], folder / "flower" / "supernode.log", folder / "flower")
             while child.alive:
-                for text in next(lines):
-                    report(text)
+                retell(lines)
                 time.sleep(0.5)
-            report(f"SuperNode stopped ({child.last_words()}): starting it again in {pause:g} s")
+            log.warning("SuperNode stopped (%s): starting it again in %g s", child.last_words(), pause)
             child.stop()  # what it may have left
             time.sleep(pause)
     finally:

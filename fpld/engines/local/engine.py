@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from concurrent.futures import as_completed
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpld.federation import jobs
-from fpld.federation.prepare import base_file, student_options
-from fpld.federation.rounds import Heldout, evaluation
-from fpld.federation.site import Site
+from fpld.federation.bases import base_file
+from fpld.federation.engine import Absence, Heldout
+from fpld.federation.part import parts
+from fpld.federation.work import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
     from fpld.config import Config
-    from fpld.federation.rounds import Federation
+    from fpld.federation.federation import Federation
     from fpld.protocol import Receipt, Task
-    from fpld.storage.folder import Arrays
+    from fpld.storage.folder import Arrays, RunFolder
 
 
 class LocalEngine:
@@ -26,37 +27,39 @@ class LocalEngine:
 
     def __init__(self, federation: Federation, bytes_per_token: float) -> None:
         self._federation, self._bytes_per_token = federation, bytes_per_token
+        self._setup = federation.setup
+        self._parts = parts(self._setup.config)
         self.busy: set[int] = set()
-        config = federation.config
-        self._folders = [federation.store.path / "nodes" / str(index) for index in range(len(config.nodes))]
-        for index, folder in enumerate(self._folders):
-            _site(config, index).save(folder)
 
-    def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[str]:
+    def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[Absence]:
         """Let the nodes work until all have answered or the deadline; return who did not answer, and why."""
-        names, pool = self._federation.names, self._federation.pool
-        deadline = self._federation.config.run.deadline
-        absent = [f"{names[node]}: still busy with an earlier round" for node in tasks if node in self.busy]
-        futures = {}
-        for node, task in tasks.items():
-            if node not in self.busy:  # a node does one thing at a time
-                futures[pool.submit(jobs.node_round, str(self._folders[node]), task.to_bytes())] = node
+        names, deadline = self._federation.names, self._setup.config.run.deadline
+        absent = [Absence(names[node], "busy", "with an earlier round") for node in tasks if node in self.busy]
+        # A node does one thing at a time.
+        futures = {self._submit(node, task): node for node, task in tasks.items() if node not in self.busy}
         try:
             for future in as_completed(futures, timeout=deadline):
                 node = futures[future]
                 try:
                     frame = future.result()
                 except Exception as error:  # whatever stops a node, the others go on
-                    absent.append(f"{names[node]}: failed: {error}")
+                    absent.append(Absence(names[node], "failed", str(error)))
                 else:
                     deliver(node, frame)
         except TimeoutError:
             for future, node in futures.items():
                 if not future.done():
-                    absent.append(f"{names[node]}: late: no answer within {deadline:g} s")
+                    absent.append(Absence(names[node], "late", f"no answer within {deadline:g} s"))
                     self.busy.add(node)
                     future.add_done_callback(partial(self._late, node))
         return absent
+
+    def _submit(self, node: int, task: Task) -> Future[bytes]:
+        run = self._setup.run.path
+        place = Place(
+            folder=self._federation.store.path / "nodes" / str(node), files=run, text=run / f"text/{node}.safetensors"
+        )
+        return self._setup.pool.submit(jobs.node_round, self._parts[node], place, task.to_bytes())
 
     def _late(self, node: int, future: Future[bytes]) -> None:
         """Take a frame that came after the deadline: it is refused and recorded, and the node is free again."""
@@ -66,21 +69,11 @@ class LocalEngine:
 
     def evaluate(self, student: Arrays) -> Heldout:
         """Evaluate the student on the held-out text of all nodes, in one job."""
-        arguments = evaluation(self._federation.config, self._federation.run, student)
-        losses = self._federation.pool.submit(jobs.evaluate, *arguments).result()
+        arguments = evaluation(self._setup.config, self._setup.run, student)
+        losses = self._setup.pool.submit(jobs.evaluate, *arguments).result()
         return Heldout(losses, self._bytes_per_token)
 
 
-def _site(config: Config, index: int) -> Site:
-    return Site(
-        name=config.nodes[index].name,
-        index=index,
-        seed=config.run.seed,
-        rounds=config.run.rounds,
-        text=f"../../../text/{index}.safetensors",
-        base=f"../../../{base_file(config, index)}",
-        probe="../../../probe.json",
-        kind=student_options(config, index)["kind"],
-        local=config.local.model_dump(),
-        distill=config.distill.model_dump(),
-    )
+def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
+    """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
+    return run.path / base_file(config, index), state, run.path / "heldout.safetensors", config.probe.length

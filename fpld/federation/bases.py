@@ -1,0 +1,54 @@
+"""The models that a run begins with: one file for each [student] table, trained on the public text."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from fpld.errors import InputError
+from fpld.federation.training import make_student
+from fpld.seeds import derive_seed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fpld.config import Config
+    from fpld.storage.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+def student_options(config: Config, index: int | None) -> dict[str, Any]:
+    """Return the [student] table of a node (None: of the aggregator's student)."""
+    own = None if index is None else config.nodes[index].student
+    return own if own is not None else config.student
+
+
+def base_file(config: Config, index: int | None) -> str:
+    """Name the file with the base model that a node starts from; equal tables share one."""
+    tables = [json.dumps(student_options(config, None), sort_keys=True)]
+    for i in range(len(config.nodes)):
+        text = json.dumps(student_options(config, i), sort_keys=True)
+        if text not in tables:
+            tables.append(text)
+    return f"base-{tables.index(json.dumps(student_options(config, index), sort_keys=True))}.safetensors"
+
+
+def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+    """Train each kind of model on the public text: the shared base of Algorithm 1."""
+    for index in (None, *range(len(config.nodes))):
+        name = base_file(config, index)
+        if store.has(name):
+            continue
+        options = student_options(config, index)
+        student = make_student(options, vocab, derive_seed(config.run.seed, "base", name))
+        if student.longest is not None and student.longest < config.probe.length:
+            raise InputError(
+                f"student.length must be at least probe.length = {config.probe.length}, got {student.longest}"
+            )
+        if config.base is not None:
+            log.info("training the base model on public text (%d steps)", config.base.steps)
+            seed = derive_seed(config.run.seed, "base text", name)
+            student.finetune(tokens, steps=config.base.steps, seed=seed, rate=config.base.rate)
+        student.save(store.path / name)

@@ -1,0 +1,140 @@
+"""A federation in a folder of the run: its rounds one after the other, each committed before the next begins.
+
+`advance` is a round with the two calls of an engine in it. An engine with a loop of its own, as Flower's, makes the
+same steps: `open`, `deliver` for each frame, `close`, `finish`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld.errors import QuorumError
+from fpld.federation.log import RESULT
+from fpld.federation.progress import Progress
+from fpld.federation.rounds import Setup, begin, close_round, open_round, settings
+from fpld.federation.state import commit, recall
+from fpld.protocol import Aggregator
+from fpld.storage.folder import RunFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from fpld.config import Config
+    from fpld.federation.engine import Absence, Engine, Heldout
+    from fpld.federation.prepare import Public
+    from fpld.federation.state import Line, State
+    from fpld.protocol import Combined, Receipt, Task
+    from fpld.storage.folder import Arrays
+
+log = logging.getLogger(__name__)
+
+
+class Federation:
+    """The rounds of a configuration, from where they stand.
+
+    `pool` does the aggregator's own heavy work; `mac_keys` are the keys that frames of node i must be made with.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        public: Public,
+        name: str,
+        *,
+        pool: Executor,
+        mac_keys: Mapping[int, bytes] | None = None,
+    ) -> None:
+        self.setup = Setup(config, run, settings(config, public, mac_keys or {}), pool)
+        self.name, self.store = name, RunFolder(run.path / name)
+        self.state, self.trace = recall(self.store) or (begin(self.setup), [])
+        self.aggregator = Aggregator(self.setup.settings)
+        self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
+        self._closed: tuple[State, Line] = self.state, {}
+
+    @property
+    def done(self) -> bool:
+        """Return whether all rounds are closed."""
+        return self.state.round >= self.setup.settings.rounds
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the nodes' names, by their numbers."""
+        return self.setup.settings.names
+
+    @property
+    def student(self) -> Arrays:
+        """Return the student's weights, as of the last close."""
+        return self._closed[0].student
+
+    def advance(self, engine: Engine) -> Line:
+        """Do one round and return its line of the trace."""
+        tasks = self.open()
+        self.close(engine.collect(tasks, self.deliver))
+        return self.finish(engine.evaluate(self.student))
+
+    def open(self) -> dict[int, Task]:
+        """Begin the next round: return the task of each node."""
+        self._progress.start()
+        self.aggregator, tasks = open_round(self.setup, self.state)
+        self._progress.open(self.aggregator.round, [bits / self.setup.settings.vocab for bits in self.aggregator.bits])
+        self._say(f"local training at {len(tasks)} nodes")
+        return tasks
+
+    def deliver(self, node: int, data: bytes) -> Receipt:
+        """Take a frame that came over a node's channel."""
+        receipt = self.aggregator.frame(node, data)
+        self._progress.answered(node, receipt.verdict, receipt.reason, len(data))
+        why = f" ({receipt.reason})" if receipt.reason else ""
+        self._say(f"{self.names[node]} {receipt.verdict}{why}; {len(self.aggregator.missing)} nodes to come")
+        return receipt
+
+    def close(self, absent: Sequence[Absence]) -> Combined:
+        """End the collecting, combine and distil; `absent` are the nodes that did not answer."""
+        for absence in absent:
+            self._progress.missing(absence)
+            self._say(str(absence))
+        try:
+            state, info = close_round(self.setup, self.state, self.aggregator, self._phase)
+        except QuorumError as error:
+            raise QuorumError("; ".join([str(error), *map(str, absent)])) from None
+        self._phase("evaluating")
+        self._closed = state, info.line | {"absent": [asdict(absence) for absence in sorted(absent)]}
+        return info.combined
+
+    def finish(self, heldout: Heldout) -> Line:
+        """End the round with what the student is worth; commit it, and return its line of the trace."""
+        state, line = self._closed
+        line = line | _worth(heldout) | {"seconds": self._progress.seconds}
+        commit(self.store, state, [*self.trace, line])
+        self.state = state
+        self.trace.append(line)
+        self._progress.phase("closed")
+        loss = line["heldout_loss"]
+        said = "nobody evaluated the student" if loss is None else f"held-out loss {loss:.4f} nats per token"
+        log.info("%s, round %d: %s", self.name, line["round"], said, extra=RESULT)
+        return line
+
+    def _phase(self, name: str) -> None:
+        self._progress.phase(name)
+        self._say(name)
+
+    def _say(self, text: str) -> None:
+        log.info("%s, round %d: %s", self.name, self.aggregator.round, text)
+
+
+def _worth(heldout: Heldout) -> Line:
+    """Return what a line of the trace says of the student on the nodes' held-out texts."""
+    known = [loss for loss in heldout.losses if loss is not None]
+    loss = float(np.mean(known)) if known else None
+    size = heldout.bytes_per_token
+    return {
+        "heldout_loss": loss,
+        "heldout_by_node": list(heldout.losses),
+        "heldout_bits_per_byte": None if loss is None or size is None else loss / np.log(2) / size,
+    }

@@ -1,0 +1,32 @@
+"""What a run says while it goes: lines of the loggers below `fpld`, for whoever listens.
+
+A line at level INFO is a thing that begins or ends; one with `result` set is what a round has brought. A line at level
+DEBUG with `done` and `total` counts jobs.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOGGER = "fpld"
+RESULT = {"result": True}
+"""What marks a line as a result: `log.info(text, extra=RESULT)`."""
+
+
+@contextmanager
+def listen(handler: logging.Handler) -> Iterator[None]:
+    """Let a handler have what is said, down to the handler's own level; its logger is left as it was."""
+    logger = logging.getLogger(LOGGER)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(min(handler.level or logging.DEBUG, before or logging.CRITICAL))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)

@@ -1,0 +1,87 @@
+"""A node's part in a run: one record, the same on one machine and over a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from fpld.config import Count, Name, Section, TrainSection
+from fpld.errors import ProtocolError
+from fpld.federation.bases import base_file
+
+if TYPE_CHECKING:
+    from fpld.config import Config
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,99}$")]
+
+
+class Files(Section):
+    """Names of the files that a node needs, in the one folder where such files are; never a path.
+
+    On one machine that is the run's folder. Over a network the name is the SHA-256 of the content: a node keeps what
+    it has got once, and asks only for what it lacks.
+    """
+
+    probe: FileName
+    tokenizer: FileName
+    base: FileName
+    student: FileName
+
+    def names(self) -> set[str]:
+        """Return the names."""
+        return {self.probe, self.tokenizer, self.base, self.student}
+
+
+class Part(Section):
+    """What a node is asked to do in all rounds: how to train, on how much of its text, with which files."""
+
+    name: Name
+    index: Annotated[int, Field(ge=0, lt=2**32)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    rounds: Count
+    local: TrainSection
+    distill: TrainSection
+    length: Count
+    heldout: Annotated[float, Field(gt=0, lt=1)]
+    heldout_tokens: Count
+    limit: Count
+    files: Files
+
+    @classmethod
+    def parse(cls, value: Any) -> Part:
+        """Check what came from the aggregator."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            places = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
+            raise ProtocolError(f"a node's part must be whole and sound, but these are not: {places}") from None
+
+    def training(self, section: TrainSection, round: int) -> dict[str, Any]:
+        """Return steps and the learning rate of a round."""
+        return {"steps": section.steps, "rate": section.rate_in(round, self.rounds)}
+
+
+def parts(config: Config) -> list[Part]:
+    """Return the part of each node; its files are those of the run's folder."""
+    return [
+        Part(
+            name=node.name,
+            index=index,
+            seed=config.run.seed,
+            rounds=config.run.rounds,
+            local=config.local,
+            distill=config.distill,
+            length=config.probe.length,
+            heldout=config.data.heldout,
+            heldout_tokens=config.data.heldout_tokens,
+            limit=config.data.limit,
+            files=Files(
+                probe="probe.json",
+                tokenizer="tokenizer.json",
+                base=base_file(config, index),
+                student=base_file(config, None),
+            ),
+        )
+        for index, node in enumerate(config.nodes)
+    ]

@@ -1,0 +1,86 @@
+"""What a federation is between two rounds, and how it survives a crash: the checkpoint is the state.
+
+The trace stands beside it, one line a round. It is written first: a line whose round has no checkpoint is of a round
+that never ended, and is dropped when the run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fpld.errors import InputError
+from fpld.storage.files import read_utf8
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from fpld.storage.folder import Arrays, RunFolder
+
+CHECKPOINT, TRACE = "checkpoint.safetensors", "trace.jsonl"
+_STUDENT, _TARGET = "student/", "target"
+
+Line = dict[str, Any]
+"""What happened in a round, for a person to read: a line of the trace. No result depends on it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class State:
+    """What the next round needs: the student, what the aggregator has learnt, and what is broadcast besides.
+
+    `learnt` and `known` are the arrays and the JSON object of `Aggregator.state`. `target` are the combined logits of
+    the last round, m * V numbers: kept only if they are broadcast.
+    """
+
+    student: Arrays
+    learnt: Arrays
+    known: dict[str, Any]
+    target: np.ndarray[Any, np.dtype[np.float32]] | None = None
+
+    @property
+    def round(self) -> int:
+        """Return how many rounds are behind."""
+        return int(self.known["round"])
+
+
+def commit(store: RunFolder, state: State, trace: Sequence[Line]) -> None:
+    """Write the trace up to the state's round, then the state: with it the round has ended."""
+    _write_trace(store, trace)
+    arrays = {**state.learnt, **{_STUDENT + name: value for name, value in state.student.items()}}
+    if state.target is not None:
+        arrays[_TARGET] = state.target
+    store.write_arrays(CHECKPOINT, arrays, state.known)
+
+
+def recall(store: RunFolder) -> tuple[State, list[Line]] | None:
+    """Return the last state that was committed and its trace; None if there is none."""
+    if not store.has(CHECKPOINT):
+        return None
+    arrays, known = store.read_arrays(CHECKPOINT)
+    student = {name.removeprefix(_STUDENT): arrays.pop(name) for name in list(arrays) if name.startswith(_STUDENT)}
+    target = arrays.pop(_TARGET, None)
+    state = State(student, arrays, known, target)
+    return state, _read_trace(store, state.round)
+
+
+def _write_trace(store: RunFolder, trace: Sequence[Line]) -> None:
+    store.write(TRACE, "".join(json.dumps(line) + "\n" for line in trace).encode())
+
+
+def _read_trace(store: RunFolder, rounds: int) -> list[Line]:
+    """Return the trace of the rounds that have ended; lines of others are dropped from the file too."""
+    path = store.path / TRACE
+    try:
+        lines = [json.loads(line) for line in read_utf8(path).splitlines()]
+        ended = [line for line in lines if line["round"] <= rounds]
+        whole = [line["round"] for line in ended] == list(range(1, rounds + 1))
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}): start the run anew") from None
+    if not whole:
+        raise InputError(f"{path} must have a line for each of rounds 1 to {rounds}: start the run anew")
+    if len(ended) < len(lines):
+        _write_trace(store, ended)
+    return ended

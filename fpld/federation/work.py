@@ -1,0 +1,86 @@
+"""A node's work on a task: fine-tune, probe, code, answer. One call does all of a round.
+
+Nothing is kept in memory between two calls, since on a real site each message may meet a new process. What must
+survive is in one file, written whole: the machine's state with its last frame, and the node's own model if it has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld.data import ProbeSet
+from fpld.errors import ProtocolError
+from fpld.federation.training import open_student
+from fpld.protocol.node import Node
+from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
+from fpld.storage.folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpld.federation.part import Part
+    from fpld.protocol.messages import Task
+    from fpld.storage.folder import Arrays
+    from fpld.students import Student
+
+STATE = "state.safetensors"
+_MODEL = "model/"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node works: its folder of the run, the folder of the files that its part names, its tokens."""
+
+    folder: Path
+    files: Path
+    text: Path
+
+
+def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
+    """Do a task and return the frame to send, sealed with the key; a task done before gives the very same frame."""
+    store = RunFolder(place.folder)
+    probe = ProbeSet.load(place.files / part.files.probe)
+    node, model = _load(store, Node(part.index, bytes.fromhex(probe.digest)))
+    node, task, frame = node.receive(data)
+    if frame is not None:
+        return frame
+    student = open_student(place.files / part.files.base, model or None)
+    _adopt(student, task, part, probe)
+    seed = derive_seed(part.seed, "local", node.round, part.index)
+    tokens = read_arrays(place.text)[0]["tokens"]
+    student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
+    node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
+    _save(store, node, {} if task.broadcast == "weights" else student.state())
+    return frame
+
+
+def _adopt(student: Student, task: Task, part: Part, probe: ProbeSet) -> None:
+    """Take over what the aggregator broadcast: its weights, or what its combined logits teach."""
+    if task.broadcast == "weights":
+        student.load_state(task.arrays)
+    elif task.broadcast == "logits":
+        if "logits" not in task.arrays:
+            raise ProtocolError("the task announces combined logits and holds none")
+        seed = derive_seed(part.seed, "adopt", task.plan.round, part.index)
+        settings = part.training(part.distill, task.plan.round)
+        student.distill(probe.sequences, task.arrays["logits"], seed=seed, **settings)
+
+
+def _load(store: RunFolder, fresh: Node) -> tuple[Node, Arrays]:
+    if not store.has(STATE):
+        return fresh, {}
+    arrays, meta = store.read_arrays(STATE)
+    node = fresh.restore(meta["round"], meta["task"], arrays["frame"].tobytes(), arrays.get("reconstruction"))
+    return node, {name.removeprefix(_MODEL): value for name, value in arrays.items() if name.startswith(_MODEL)}
+
+
+def _save(store: RunFolder, node: Node, model: Arrays) -> None:
+    arrays: Arrays = {"frame": np.frombuffer(node.frame, np.uint8)}
+    if node.reconstruction is not None:
+        arrays["reconstruction"] = node.reconstruction
+    arrays.update({_MODEL + name: value for name, value in model.items()})
+    store.write_arrays(STATE, arrays, {"round": node.round, "task": node.task})

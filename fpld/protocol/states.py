@@ -1,0 +1,171 @@
+"""Where both ends are in a round, and what may happen there: whole tables, every phase with every event.
+
+A cell is the phase that follows, or the reason for which the event is refused. A refused event changes nothing.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, TypeVar
+
+from fpld.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class AggregatorPhase(Enum):
+    """Where an aggregator is."""
+
+    READY = "ready"
+    COLLECTING = "collecting"
+    CLOSED = "closed"
+    COMBINED = "combined"
+    DONE = "done"
+
+
+class AggregatorEvent(Enum):
+    """What can happen to an aggregator; the end of the last round is an event of its own, and so is going on there."""
+
+    OPEN = "open"
+    FRAME = "frame"
+    CLOSE = "close"
+    COMBINE = "combine"
+    DISTILLED = "distilled"
+    LAST_DISTILLED = "distilled in the last round"
+    CHECKPOINT = "checkpoint"
+    RESTORE = "restore"
+    RESTORE_DONE = "restore after the last round"
+
+
+class NodePhase(Enum):
+    """Where a node is."""
+
+    IDLE = "idle"
+    TRAINING = "training"
+    ANSWERED = "answered"
+
+
+class NodeEvent(Enum):
+    """What can happen to a node: a task, by how it relates to the last one; logits; going on from what was saved."""
+
+    TASK = "the task of a later round"
+    SAME_TASK = "the same task again"
+    OTHER_TASK = "a second, different task"
+    PAST_TASK = "the task of an earlier round"
+    LOGITS = "logits"
+    OTHER_LOGITS = "logits of another round"
+    RESTORE = "restore"
+
+
+_BETWEEN = "a checkpoint is taken between rounds"
+_FRESH = "only a new aggregator goes on from a checkpoint"
+
+AGGREGATOR: dict[AggregatorPhase, dict[AggregatorEvent, AggregatorPhase | str]] = {
+    AggregatorPhase.READY: {
+        AggregatorEvent.OPEN: AggregatorPhase.COLLECTING,
+        AggregatorEvent.FRAME: "late: no round is open",
+        AggregatorEvent.CLOSE: "no round is open",
+        AggregatorEvent.COMBINE: "no round is closed",
+        AggregatorEvent.DISTILLED: "nothing is combined",
+        AggregatorEvent.LAST_DISTILLED: "nothing is combined",
+        AggregatorEvent.CHECKPOINT: AggregatorPhase.READY,
+        AggregatorEvent.RESTORE: AggregatorPhase.READY,
+        AggregatorEvent.RESTORE_DONE: AggregatorPhase.DONE,
+    },
+    AggregatorPhase.COLLECTING: {
+        AggregatorEvent.OPEN: "the last round is still open",
+        AggregatorEvent.FRAME: AggregatorPhase.COLLECTING,
+        AggregatorEvent.CLOSE: AggregatorPhase.CLOSED,
+        AggregatorEvent.COMBINE: "the round must be closed first",
+        AggregatorEvent.DISTILLED: "nothing is combined",
+        AggregatorEvent.LAST_DISTILLED: "nothing is combined",
+        AggregatorEvent.CHECKPOINT: _BETWEEN,
+        AggregatorEvent.RESTORE: _FRESH,
+        AggregatorEvent.RESTORE_DONE: _FRESH,
+    },
+    AggregatorPhase.CLOSED: {
+        AggregatorEvent.OPEN: "the last round is not combined",
+        AggregatorEvent.FRAME: "late: the round is closed",
+        AggregatorEvent.CLOSE: "the round is closed already",
+        AggregatorEvent.COMBINE: AggregatorPhase.COMBINED,
+        AggregatorEvent.DISTILLED: "nothing is combined",
+        AggregatorEvent.LAST_DISTILLED: "nothing is combined",
+        AggregatorEvent.CHECKPOINT: _BETWEEN,
+        AggregatorEvent.RESTORE: _FRESH,
+        AggregatorEvent.RESTORE_DONE: _FRESH,
+    },
+    AggregatorPhase.COMBINED: {
+        AggregatorEvent.OPEN: "the last round is not distilled",
+        AggregatorEvent.FRAME: "late: the round is combined",
+        AggregatorEvent.CLOSE: "the round is closed already",
+        AggregatorEvent.COMBINE: "frames are added to what is known once",
+        AggregatorEvent.DISTILLED: AggregatorPhase.READY,
+        AggregatorEvent.LAST_DISTILLED: AggregatorPhase.DONE,
+        AggregatorEvent.CHECKPOINT: _BETWEEN,
+        AggregatorEvent.RESTORE: _FRESH,
+        AggregatorEvent.RESTORE_DONE: _FRESH,
+    },
+    AggregatorPhase.DONE: {
+        AggregatorEvent.OPEN: "all rounds are over",
+        AggregatorEvent.FRAME: "late: all rounds are over",
+        AggregatorEvent.CLOSE: "all rounds are over",
+        AggregatorEvent.COMBINE: "all rounds are over",
+        AggregatorEvent.DISTILLED: "all rounds are over",
+        AggregatorEvent.LAST_DISTILLED: "all rounds are over",
+        AggregatorEvent.CHECKPOINT: AggregatorPhase.DONE,
+        AggregatorEvent.RESTORE: _FRESH,
+        AggregatorEvent.RESTORE_DONE: _FRESH,
+    },
+}
+"""The aggregator's machine."""
+
+_ONE_TASK = "one task a round: the first counts"
+_SAVED = "only a new node goes on from what was saved"
+
+NODE: dict[NodePhase, dict[NodeEvent, NodePhase | str]] = {
+    NodePhase.IDLE: {
+        NodeEvent.TASK: NodePhase.TRAINING,
+        NodeEvent.SAME_TASK: "no task has come yet",
+        NodeEvent.OTHER_TASK: "no task has come yet",
+        NodeEvent.PAST_TASK: "no task has come yet",
+        NodeEvent.LOGITS: "no task has come yet",
+        NodeEvent.OTHER_LOGITS: "no task has come yet",
+        NodeEvent.RESTORE: NodePhase.ANSWERED,
+    },
+    NodePhase.TRAINING: {
+        NodeEvent.TASK: NodePhase.TRAINING,
+        NodeEvent.SAME_TASK: NodePhase.TRAINING,
+        NodeEvent.OTHER_TASK: _ONE_TASK,
+        NodeEvent.PAST_TASK: "that round is over",
+        NodeEvent.LOGITS: NodePhase.ANSWERED,
+        NodeEvent.OTHER_LOGITS: "the task is of this round",
+        NodeEvent.RESTORE: _SAVED,
+    },
+    NodePhase.ANSWERED: {
+        NodeEvent.TASK: NodePhase.TRAINING,
+        NodeEvent.SAME_TASK: NodePhase.ANSWERED,
+        NodeEvent.OTHER_TASK: _ONE_TASK,
+        NodeEvent.PAST_TASK: "that round is over",
+        # The same logits under fresh dither would tell more about them than the budget allows.
+        NodeEvent.LOGITS: "a round is answered once",
+        NodeEvent.OTHER_LOGITS: "a round is answered once",
+        NodeEvent.RESTORE: _SAVED,
+    },
+}
+"""The node's machine."""
+
+P = TypeVar("P", bound=Enum)
+E = TypeVar("E", bound=Enum)
+
+
+def follow(table: Mapping[P, Mapping[E, P | str]], phase: P, event: E, what: str = "") -> P:
+    """Return the phase after an event; raise `ProtocolError` if it is refused. `what` describes the event.
+
+    >>> follow(NODE, NodePhase.IDLE, NodeEvent.TASK)
+    <NodePhase.TRAINING: 'training'>
+    """
+    cell = table[phase][event]
+    if isinstance(cell, str):
+        raise ProtocolError(f"{what or repr(event.value)} is not possible while {phase.value}: {cell}")
+    return cell
