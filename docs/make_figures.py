@@ -29,7 +29,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     rows = {name: item.simulate(0, lambda: None) for name, item in REPRODUCTIONS.items()}
     save_figure(partial(paper, rows["fig1"], rows["fig2"]), FOLDER / "paper", (13, 3.8))
-    for name in ("refinement", "adaptive", "stratified"):
+    for name in ("refinement", "adaptive", "stratified", "labels"):
         save_figure(partial(REPRODUCTIONS[name].draw, rows[name]), FOLDER / name, REPRODUCTIONS[name].size)
 
 

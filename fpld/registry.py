@@ -75,7 +75,10 @@ rules: Registry[Rule] = Registry(
 allocators: Registry[Allocator] = Registry(
     "allocator",
     "fpld.allocators",
-    {name: f"fpld.budget.allocators:{name}" for name in ("optimal", "uniform", "inverse")},
+    {
+        **{name: f"fpld.budget.allocators:{name}" for name in ("optimal", "uniform", "inverse")},
+        "square-root": "fpld.budget.labels:square_root",
+    },
 )
 students: Registry[type[Student]] = Registry(
     "student kind",

@@ -29,6 +29,15 @@ def test_claims_can_fail() -> None:
     assert not any(claim.holds for claim in REPRODUCTIONS["fig2"].claims(swapped)[:3])
 
 
+def test_claims_about_labels_can_fail() -> None:
+    labels = REPRODUCTIONS["labels"]
+    rows = labels.simulate(0, lambda: None)
+    worse = [{**row, "noise": row["noise"] * (1.2 if row["policy"] == "square-root" else 1)} for row in rows]
+    assert [claim.holds for claim in labels.claims(worse)] == [False, True, True, False, True]
+    steeper = [{**row, "noise": row["noise"] / row["total"]} for row in rows]
+    assert [claim.holds for claim in labels.claims(steeper)] == [False, False, True, True, True]
+
+
 def test_same_seed_same_rows() -> None:
     first, second = (REPRODUCTIONS["refinement"].simulate(3, lambda: None) for _ in range(2))
     assert first == second

@@ -10,8 +10,9 @@ import numpy as np
 from fpld import registry
 from fpld.errors import InputError
 from fpld.storage.arrays import read_arrays, write_arrays
-from fpld.students.base import Progress, Student
+from fpld.students.base import Student
 from fpld.students.ngram import NGram, NGramConfig
+from fpld.students.targets import Target, divergence
 
 
 def student_class(kind: str) -> type[Student]:
@@ -46,8 +47,9 @@ def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | P
 __all__ = [
     "NGram",
     "NGramConfig",
-    "Progress",
     "Student",
+    "Target",
+    "divergence",
     "load",
     "read_state",
     "student_class",

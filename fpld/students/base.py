@@ -11,7 +11,7 @@ one thread). It keeps nothing between calls but its parameters, so `state()` is 
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -20,12 +20,23 @@ import numpy as np
 from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
 from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.students.targets import Target, as_target
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
 
-Progress = Callable[[int, int, float], None]
-"""Called after each training step with (steps done, steps in all, loss of this step)."""
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Distillation:
+    """Say how a student is distilled; the fields are the arguments of `Student.distill`."""
+
+    steps: int
+    seed: int
+    rate: float | None
+    batch: int | None
+    average: float
+    public: np.ndarray | None
+    public_weight: float
 
 
 class Student(ABC):
@@ -72,24 +83,12 @@ class Student(ABC):
         """Return the logits [S*T, V] of a few sequences [S, T], float32."""
 
     @abstractmethod
-    def _finetune(
-        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
-    ) -> float:
+    def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
         """Do the work of `finetune`."""
 
     @abstractmethod
-    def _distill(
-        self,
-        sequences: np.ndarray,
-        targets: np.ndarray,
-        steps: int,
-        seed: int,
-        rate: float | None,
-        public: np.ndarray | None,
-        public_weight: float,
-        progress: Progress | None,
-    ) -> float:
-        """Do the work of `distill`, with targets [S, T, V]."""
+    def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
+        """Do the work of `distill`; a relative target comes with a reference, a copy of the student at its start."""
 
     @property
     def vocab(self) -> int:
@@ -145,53 +144,59 @@ class Student(ABC):
             start += len(block)
         return nats
 
-    def finetune(
-        self,
-        tokens: np.ndarray,
-        *,
-        steps: int,
-        seed: int,
-        rate: float | None = None,
-        progress: Progress | None = None,
-    ) -> float:
+    def finetune(self, tokens: np.ndarray, *, steps: int, seed: int, rate: float | None = None) -> float:
         """Train on a text for `steps` minibatches; return the mean loss of the last tenth, in nats.
 
         `rate` replaces the learning rate of the configuration (later rounds do better with a lower one).
         """
         check_training(steps, seed, rate)
         tokens = check_tokens(tokens, self.vocab, self.window + 1)
-        return check_finite(self._finetune(tokens, steps, seed, rate, progress))
+        return check_finite(self._finetune(tokens, steps, seed, rate))
 
     def distill(
         self,
         sequences: np.ndarray,
-        target_logits: np.ndarray,
+        target: Target | np.ndarray,
         *,
         steps: int,
         seed: int,
         rate: float | None = None,
+        batch: int | None = None,
+        average: float = 0.0,
         public: np.ndarray | None = None,
         public_weight: float = 0.0,
-        progress: Progress | None = None,
     ) -> float:
-        """Minimise KL(softmax(target) || student) over a probe set; return its mean in the last tenth.
+        """Minimise the cross entropy -sum_v t_v log q_v to a target over a probe set, for `steps` minibatches.
 
-        `target_logits` is [S*T, V], in the order of `logits`; log-probabilities will do, since softmax does
-        not see a constant. With `public_weight` > 0 each step adds that multiple of the cross entropy of a
-        minibatch of the `public` text, and so does the value that is returned.
+        `target` has a context for each position of `sequences` [S, T]; an array is dense logits [S*T, V]. A relative
+        target is relative to this student as it is when the call begins. Return the mean over contexts and over the
+        last tenth of the steps of KL(t || student) for a dense target, and for a relative one of the cross entropy
+        less that of the student at the beginning, which starts at 0 and falls.
+
+        `rate` and `batch` replace those of the configuration. With `average` > 0 the parameters are at the end
+        averaged over that share of the steps, the last ones. With `public_weight` > 0 each step adds that multiple
+        of the cross entropy of a minibatch of the `public` text, and so does the value that is returned.
         """
         check_training(steps, seed, rate)
+        if batch is not None:
+            check_count("batch", batch, 1)
+        if not 0 <= average <= 1:
+            raise InputError(f"average must be a share of the steps, from 0 to 1, got {average!r}")
         sequences = check_sequences(sequences, self.vocab, self.longest)
-        targets = check_targets(target_logits, sequences, self.vocab)
-        if not np.isfinite(public_weight) or public_weight < 0:
-            raise InputError(f"public_weight must be a number of at least 0, got {public_weight!r}")
-        if public_weight > 0:
-            if public is None:
-                raise InputError("public must be a text when public_weight > 0, got None; pass its tokens")
-            public = check_tokens(public, self.vocab, self.window + 1, name="public")
-        else:
-            public = None
-        return check_finite(self._distill(sequences, targets, steps, seed, rate, public, public_weight, progress))
+        target = check_target(target, sequences, self.vocab)
+        public = self._check_public(public, public_weight)
+        how = Distillation(steps, seed, rate, batch, average, public, public_weight)
+        reference = self.copy() if target.relative else None
+        return check_finite(self._distill(sequences, target, reference, how))
+
+    def _check_public(self, public: np.ndarray | None, weight: float) -> np.ndarray | None:
+        if not np.isfinite(weight) or weight < 0:
+            raise InputError(f"public_weight must be a number of at least 0, got {weight!r}")
+        if weight == 0:
+            return None
+        if public is None:
+            raise InputError("public must be a text when public_weight > 0, got None; pass its tokens")
+        return check_tokens(public, self.vocab, self.window + 1, name="public")
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace all parameters; they are checked first, so that a refusal changes nothing."""
@@ -237,6 +242,36 @@ class Student(ABC):
 def tail_mean(losses: list[float]) -> float:
     """Return the mean of the last tenth of the losses, which is less noisy than the last alone."""
     return float(np.mean(losses[-max(1, len(losses) // 10) :]))
+
+
+class TailAverage:
+    """Average parameters over the last `share` of the steps: arrays of NumPy or PyTorch that training changes in place.
+
+    >>> weight = np.zeros(1)
+    >>> tail = TailAverage([weight], steps=4, share=0.5)
+    >>> for step in range(4):
+    ...     weight += 1
+    ...     tail.add(step)
+    >>> tail.finish()
+    >>> weight.tolist()
+    [3.5]
+    """
+
+    def __init__(self, weights: Sequence[Any], steps: int, share: float) -> None:
+        self._first = steps - max(1, round(share * steps)) if share > 0 else steps
+        self._weights = weights if share > 0 else []
+        self._means = [0 * weight for weight in self._weights]
+
+    def add(self, step: int) -> None:
+        """Take the parameters as they are after a step, if it is one of the last."""
+        if step >= self._first:
+            for mean, weight in zip(self._means, self._weights, strict=True):
+                mean += (weight - mean) / (step - self._first + 1)
+
+    def finish(self) -> None:
+        """Replace the parameters by their averages."""
+        for mean, weight in zip(self._means, self._weights, strict=True):
+            weight[...] = mean
 
 
 def _check_size(asked: int, there: int) -> None:
@@ -295,16 +330,12 @@ def check_sequences(sequences: np.ndarray, vocab: int, longest: int | None) -> n
     return sequences
 
 
-def check_targets(targets: np.ndarray, sequences: np.ndarray, vocab: int) -> np.ndarray:
-    """Return target logits as float32 [S, T, V], or raise InputError when they do not fit the sequences."""
-    targets = np.asarray(targets)
-    count, length = sequences.shape
-    if targets.shape != (count * length, vocab) or not np.issubdtype(targets.dtype, np.floating):
+def check_target(value: Target | np.ndarray, sequences: np.ndarray, vocab: int) -> Target:
+    """Return a target, or raise InputError when it does not fit the sequences."""
+    target = as_target(value)
+    if (target.contexts, target.vocab) != (sequences.size, vocab):
         raise InputError(
-            f"target_logits must be a float array of shape {(count * length, vocab)}, one row for each "
-            f"position of sequences, got {targets.dtype} with shape {targets.shape}"
+            f"target must have shape (contexts, vocab) = {(sequences.size, vocab)}, a context for each position of "
+            f"sequences, got {(target.contexts, target.vocab)}"
         )
-    # A sum is finite only if no element is NaN, and needs no mask of the size of the targets.
-    if not np.isfinite(targets.max(axis=1).sum(dtype=np.float64) + targets.min(axis=1).sum(dtype=np.float64)):
-        raise InputError("target_logits must be finite; floor log-probabilities instead of passing -inf")
-    return targets.astype(np.float32, copy=False).reshape(count, length, vocab)
+    return target

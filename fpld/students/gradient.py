@@ -10,7 +10,8 @@ from typing import Self
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
-from fpld.students.base import Progress, Student, check_count, tail_mean
+from fpld.students.base import Distillation, Student, TailAverage, check_count, tail_mean
+from fpld.students.targets import Target
 
 try:
     import torch
@@ -18,6 +19,8 @@ try:
     from torch import Tensor, nn
 except ImportError as error:
     raise MissingExtraError("a student in PyTorch", "torch") from error
+
+from fpld.students.teachers import make_teacher
 
 
 class GradientStudent(Student):
@@ -66,43 +69,37 @@ class GradientStudent(Student):
     def _ids(self, ids: np.ndarray) -> Tensor:
         return torch.from_numpy(ids.astype(np.int64)).to(self.device)
 
-    def _finetune(
-        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
-    ) -> float:
-        rng = np.random.default_rng(seed)
-        return self._train(lambda: self._text_step(tokens, rng, 1.0), steps, rate or self.config.rate, progress)
+    def log_chances(self, sequences: np.ndarray) -> Tensor:
+        """Return the log-probabilities [B, T, V] of the tokens that follow, on the student's device."""
+        return F.log_softmax(self._network(self._ids(sequences)).float(), dim=-1)
 
-    def _distill(
-        self,
-        sequences: np.ndarray,
-        targets: np.ndarray,
-        steps: int,
-        seed: int,
-        rate: float | None,
-        public: np.ndarray | None,
-        public_weight: float,
-        progress: Progress | None,
-    ) -> float:
+    def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
         rng, batch = np.random.default_rng(seed), self.config.batch
-        order = np.empty(0, np.int64)
-        soft = Targets(targets, self.device)
+        return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), steps, rate or self.config.rate)
 
-        def divergence(rows: np.ndarray) -> Tensor:
-            return self._divergence(sequences[rows], *soft.take(rows))
+    def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
+        rng, batch = np.random.default_rng(how.seed), how.batch or self.config.batch
+        order = np.empty(0, np.int64)
+        teacher = make_teacher(target, sequences, reference, self.device)
+
+        def loss(rows: np.ndarray) -> Tensor:
+            t, constant = teacher.take(rows)
+            value: Tensor = -(t * self.log_chances(sequences[rows])).sum() / sequences[rows].size - constant
+            return value
 
         def step() -> float:
             nonlocal order
             while len(order) < batch:  # every sequence once before any twice
                 order = np.concatenate([order, rng.permutation(len(sequences))])
             chosen, order = order[:batch], order[batch:]
-            value = self._accumulate(lambda part: divergence(chosen[part]))
-            return value if public is None else value + self._text_step(public, rng, public_weight)
+            value = self._accumulate(lambda part: loss(chosen[part]), batch)
+            return value if how.public is None else value + self._text_step(how.public, rng, batch, how.public_weight)
 
-        return self._train(step, steps, rate or self.config.distill_rate, progress)
+        return self._train(step, how.steps, how.rate or self.config.distill_rate, how.average)
 
-    def _text_step(self, tokens: np.ndarray, rng: np.random.Generator, weight: float) -> float:
+    def _text_step(self, tokens: np.ndarray, rng: np.random.Generator, batch: int, weight: float) -> float:
         """Add the gradient of `weight` times the cross entropy of windows that start at random places."""
-        starts = rng.integers(len(tokens) - self.window, size=self.config.batch)
+        starts = rng.integers(len(tokens) - self.window, size=batch)
         windows = tokens[starts[:, None] + np.arange(self.window + 1)]  # [B, T+1]
 
         def loss(part: slice) -> Tensor:
@@ -110,16 +107,11 @@ class GradientStudent(Student):
             logits = self._network(ids[:, :-1]).flatten(0, 1).float()
             return weight * F.cross_entropy(logits, ids[:, 1:].flatten())
 
-        return self._accumulate(loss)
+        return self._accumulate(loss, batch)
 
-    def _divergence(self, sequences: np.ndarray, p: Tensor, entropy: float) -> Tensor:
-        """Return the mean over contexts of KL(p || student), with probabilities p [B, T, V] and their mean entropy."""
-        log_q = F.log_softmax(self._network(self._ids(sequences)).float(), dim=-1)
-        return -(p * log_q).sum() / sequences.size - entropy
-
-    def _accumulate(self, loss: Callable[[slice], Tensor]) -> float:
-        """Sum the gradients of a minibatch, `micro` sequences at a time."""
-        batch, total = self.config.batch, 0.0
+    def _accumulate(self, loss: Callable[[slice], Tensor], batch: int) -> float:
+        """Sum the gradients of a minibatch of `batch` sequences, `micro` at a time."""
+        total = 0.0
         for start in range(0, batch, self.micro):
             part = slice(start, min(start + self.micro, batch))
             value: Tensor = loss(part) * ((part.stop - part.start) / batch)
@@ -127,7 +119,7 @@ class GradientStudent(Student):
             total += float(value.detach())
         return total
 
-    def _train(self, step: Callable[[], float], steps: int, rate: float, progress: Progress | None) -> float:
+    def _train(self, step: Callable[[], float], steps: int, rate: float, average: float = 0.0) -> float:
         """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""
         weights = list(self._trained().values())
         groups = [
@@ -135,6 +127,7 @@ class GradientStudent(Student):
             {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
+        tail = TailAverage([weight.detach() for weight in weights], steps, average)
         losses = []
         for index in range(steps):
             for group in optimizer.param_groups:
@@ -143,31 +136,9 @@ class GradientStudent(Student):
             losses.append(step())
             nn.utils.clip_grad_norm_(weights, self.config.clip)
             optimizer.step()
-            if progress is not None:
-                progress(index + 1, steps, losses[-1])
+            tail.add(index)
+        tail.finish()
         return tail_mean(losses)
-
-
-class Targets:
-    """Target logits [S, T, V] as probabilities; what a softmax sums over a context is summed once and kept."""
-
-    def __init__(self, logits: np.ndarray, device: torch.device) -> None:
-        self._logits, self._device = logits, device
-        self._scale = np.full(logits.shape[:2], np.nan, np.float32)  # log of the sum of exponentials
-        self._entropy = np.empty(logits.shape[:2], np.float32)
-
-    @torch.no_grad()
-    def take(self, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Return the probabilities of some sequences, and their mean entropy over contexts."""
-        logits = torch.from_numpy(self._logits[rows]).to(self._device)
-        new = np.isnan(self._scale[rows]).any()
-        if new:
-            self._scale[rows] = logits.logsumexp(dim=-1).cpu().numpy()
-        log_p = logits - torch.from_numpy(self._scale[rows]).to(self._device)[..., None]
-        p = log_p.exp()
-        if new:
-            self._entropy[rows] = -(p * log_p).sum(dim=-1).cpu().numpy()
-        return p, float(self._entropy[rows].mean())
 
 
 def schedule(step: int, steps: int) -> float:

@@ -18,7 +18,8 @@ import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import softmax
-from fpld.students.base import Progress, Student, check_count, tail_mean
+from fpld.students.base import Distillation, Student, TailAverage, check_count, tail_mean
+from fpld.students.targets import Target
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
 MAX_PARAMETERS = 1 << 28
@@ -118,47 +119,34 @@ class NGram(Student):
             out += self._table[k, rows[:, k]]
         return np.asarray(out)
 
-    def _finetune(
-        self, tokens: np.ndarray, steps: int, seed: int, rate: float | None, progress: Progress | None
-    ) -> float:
+    def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
         rng = np.random.default_rng(seed)
         rows = self._rows(tokens[None, :-1])[0]  # [n-1, order]
 
         def batch() -> Batch:
-            return text_batch(rows, tokens, self._config, rng, 1.0)
+            return text_batch(rows, tokens, self.vocab, rng, self._config.batch, 1.0)
 
-        return self._train([batch], steps, rate or self._config.rate, progress)
+        return self._train([batch], steps, rate or self._config.rate)
 
-    def _distill(
-        self,
-        sequences: np.ndarray,
-        targets: np.ndarray,
-        steps: int,
-        seed: int,
-        rate: float | None,
-        public: np.ndarray | None,
-        public_weight: float,
-        progress: Progress | None,
-    ) -> float:
-        rng = np.random.default_rng(seed)
+    def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
+        rng, size = np.random.default_rng(how.seed), how.batch or self._config.batch
         rows = self._rows(sequences).reshape(-1, self._config.order)
-        flat = targets.reshape(len(rows), -1)
 
         def probe_batch() -> Batch:
-            chosen = rng.integers(len(rows), size=self._config.batch)
-            p = softmax(flat[chosen], np.float32)
-            entropy = -float(np.sum(p * np.log(np.maximum(p, np.finfo(np.float32).tiny)), dtype=np.float64))
-            return Batch(rows[chosen], p, entropy / len(chosen), 1.0)
+            chosen = rng.integers(len(rows), size=size)
+            p, log_p = target.rows(chosen, None if reference is None else reference._logits(rows[chosen]))
+            return Batch(rows[chosen], p, -float(np.sum(p * log_p, dtype=np.float64)) / size, 1.0)
 
         batches = [probe_batch]
-        if public is not None:
-            text, text_rows = public, self._rows(public[None, :-1])[0]
-            batches.append(lambda: text_batch(text_rows, text, self._config, rng, public_weight))
-        return self._train(batches, steps, rate or self._config.distill_rate, progress)
+        if how.public is not None:
+            text, text_rows = how.public, self._rows(how.public[None, :-1])[0]
+            batches.append(lambda: text_batch(text_rows, text, self.vocab, rng, size, how.public_weight))
+        return self._train(batches, how.steps, how.rate or self._config.distill_rate, how.average)
 
-    def _train(self, batches: list[Callable[[], "Batch"]], steps: int, rate: float, progress: Progress | None) -> float:
+    def _train(self, batches: list[Callable[[], "Batch"]], steps: int, rate: float, average: float = 0.0) -> float:
         """Take Adagrad steps; its sums start anew with each call, so the parameters are all the state."""
         bias_sum, table_sum = np.zeros(1, np.float32), np.zeros(self._table.shape[:2], np.float32)
+        tail = TailAverage([self._bias, self._table], steps, average)
         losses = []
         for step in range(steps):
             drawn = [batch() for batch in batches]
@@ -174,8 +162,8 @@ class NGram(Student):
             # Linear decay: the last steps average over the noise of the minibatches.
             self._step(rows, gradient, rate * (1.0 - step / steps), bias_sum, table_sum)
             losses.append(value)
-            if progress is not None:
-                progress(step + 1, steps, value)
+            tail.add(step)
+        tail.finish()
         return tail_mean(losses)
 
     def _step(
@@ -202,24 +190,24 @@ def move(table: np.ndarray, sums: np.ndarray, gradient: np.ndarray, chosen: np.n
 
 @dataclass(frozen=True)
 class Batch:
-    """Hold contexts by their rows [n, order], what to fit p [n, V], its mean entropy, and its weight."""
+    """Hold contexts by their rows [n, order], what to fit p [n, V], the constant of its loss, and its weight."""
 
     rows: np.ndarray
     p: np.ndarray
-    entropy: float
+    constant: float
     weight: float
 
     def divergence(self, q: np.ndarray) -> float:
-        """Return the mean of KL(p || q) over the contexts, in nats; for one-hot p, the cross entropy."""
+        """Return the mean over the contexts of the cross entropy of q to p, in nats, less the constant."""
         log_q = np.log(np.maximum(q, np.finfo(np.float32).tiny))
-        return -float(np.sum(self.p * log_q, dtype=np.float64)) / len(q) - self.entropy
+        return -float(np.sum(self.p * log_q, dtype=np.float64)) / len(q) - self.constant
 
 
 def text_batch(
-    rows: np.ndarray, tokens: np.ndarray, config: NGramConfig, rng: np.random.Generator, weight: float
+    rows: np.ndarray, tokens: np.ndarray, vocab: int, rng: np.random.Generator, size: int, weight: float
 ) -> Batch:
     """Draw positions of a text: their contexts, and the tokens that follow as one-hot rows."""
-    chosen = rng.integers(len(rows), size=config.batch)
-    p = np.zeros((config.batch, config.vocab), np.float32)
-    p[np.arange(config.batch), tokens[chosen + 1]] = 1.0
+    chosen = rng.integers(len(rows), size=size)
+    p = np.zeros((size, vocab), np.float32)
+    p[np.arange(size), tokens[chosen + 1]] = 1.0
     return Batch(rows[chosen], p, 0.0, weight)

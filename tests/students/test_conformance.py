@@ -159,13 +159,11 @@ def test_loss_is_the_cross_entropy_of_windows(student: Student) -> None:
 
 
 def test_finetuning_lowers_the_loss_of_other_text_from_the_same_source(row: Row, student: Student) -> None:
-    seen: list[tuple[int, int]] = []
     before, count = student.loss(text(7), 12)
-    last = student.finetune(text(6), steps=row.steps, seed=0, progress=lambda i, n, loss: seen.append((i, n)))
+    last = student.finetune(text(6), steps=row.steps, seed=0)
     after, _ = student.loss(text(7), 12)
     assert after < 0.7 * before
     assert last < 0.7 * before / count
-    assert seen == [(i + 1, row.steps) for i in range(row.steps)]
 
 
 def test_training_that_diverges_is_an_error(student: Student) -> None:
@@ -345,11 +343,11 @@ BAD_CALLS: dict[str, tuple[str, Callable[[Student], object]]] = {
     "seed": (r"seed must", lambda s: s.finetune(text(0), steps=1, seed=-1)),
     "rate": (r"rate must", lambda s: s.finetune(text(0), steps=1, seed=0, rate=float("nan"))),
     "target rows": (
-        r"target_logits must .*\(400, 24\)",
+        r"target must .*\(400, 24\)",
         lambda s: s.distill(sequences(0), np.zeros((399, V)), steps=1, seed=0),
     ),
     "target vocabulary": (
-        r"target_logits",
+        r"target must",
         lambda s: s.distill(sequences(0), np.zeros((400, 23)), steps=1, seed=0),
     ),
     "target NaN": (r"finite", lambda s: s.distill(sequences(0), np.full((400, V), np.nan), steps=1, seed=0)),

@@ -4,9 +4,10 @@ from fpld.paper.reproduce.adaptive import ADAPTIVE
 from fpld.paper.reproduce.base import Claim, Reproduction, Row
 from fpld.paper.reproduce.fig1 import FIG1
 from fpld.paper.reproduce.fig2 import FIG2
+from fpld.paper.reproduce.labels import LABELS
 from fpld.paper.reproduce.refinement import REFINEMENT
 from fpld.paper.reproduce.stratified import STRATIFIED
 
-REPRODUCTIONS = {r.name: r for r in (FIG1, FIG2, REFINEMENT, ADAPTIVE, STRATIFIED)}
+REPRODUCTIONS = {r.name: r for r in (FIG1, FIG2, REFINEMENT, ADAPTIVE, STRATIFIED, LABELS)}
 
 __all__ = ["REPRODUCTIONS", "Claim", "Reproduction", "Row"]

@@ -24,6 +24,7 @@ from fpld.paper.theory.bounds import (
 )
 from fpld.paper.theory.conditions import Condition, cubic_remainder, nd, se, se_prime
 from fpld.paper.theory.cumulants import Expansion, Trace, expand, hessian_trace
+from fpld.paper.theory.labels import label_gain, label_objective, label_optimum
 from fpld.paper.theory.ratedistortion import rate_for, reverse_water_filling
 
 __all__ = [
@@ -47,6 +48,9 @@ __all__ = [
     "hessian_trace",
     "heterogeneous_upper",
     "kl",
+    "label_gain",
+    "label_objective",
+    "label_optimum",
     "matching_lower",
     "mean_variance",
     "nd",
