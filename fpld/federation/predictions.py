@@ -1,0 +1,46 @@
+"""A student's logits by ranges of contexts, as a prior asks for them: in order, a few whole sequences at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fpld.students import Student
+
+_CHUNK = 1 << 22  # coordinates that are predicted at a time
+
+
+class Predictions:
+    """Return the logits [n, V] of any range of contexts; what was predicted last is kept.
+
+    >>> from fpld.students import NGram, NGramConfig
+    >>> student, sequences = NGram(NGramConfig(vocab=8)), np.arange(12).reshape(3, 4) % 8
+    >>> bool(np.array_equal(Predictions(student, sequences)(range(3, 6)), student.logits(sequences)[3:6]))
+    True
+    """
+
+    def __init__(self, student: Student, sequences: np.ndarray[Any, Any]) -> None:
+        self._student, self._sequences = student, sequences
+        self._length = sequences.shape[1]
+        self._some = max(_CHUNK // (student.vocab * self._length), 1)  # sequences
+        self._chunk, self._logits = -1, np.empty((0, student.vocab), np.float32)
+
+    def __call__(self, rows: range) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the logits of a range of contexts."""
+        width = self._some * self._length
+        chunks = range(rows.start // width, -(-rows.stop // width))
+        parts = []
+        for chunk in chunks:
+            start = chunk * width
+            logits = self._predict(chunk)
+            parts.append(logits[max(rows.start - start, 0) : rows.stop - start])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _predict(self, chunk: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if chunk != self._chunk:
+            first = chunk * self._some
+            self._logits = self._student.logits(self._sequences[first : first + self._some])
+            self._chunk = chunk
+        return self._logits
