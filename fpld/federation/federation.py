@@ -96,6 +96,8 @@ class Federation:
 
     def close(self, absent: Sequence[Absence]) -> Combined:
         """End the collecting, combine and distil; `absent` are the nodes that did not answer."""
+        missing = {self.names[node] for node in self.aggregator.missing}
+        absent = sorted(absence for absence in absent if absence.node in missing)  # a late frame may just have come
         for absence in absent:
             self._progress.missing(absence)
             self._say(str(absence))
@@ -104,7 +106,7 @@ class Federation:
         except QuorumError as error:
             raise QuorumError("; ".join([str(error), *map(str, absent)])) from None
         self._phase("evaluating")
-        self._closed = state, info.line | {"absent": [asdict(absence) for absence in sorted(absent)]}
+        self._closed = state, info.line | {"absent": [asdict(absence) for absence in absent]}
         return info.combined
 
     def finish(self, heldout: Heldout) -> Line:

@@ -4,9 +4,8 @@
                           |                        |
                           '---the same task again--'---the same task again: the same frame, no new dither
 
-Anything else is refused and changes nothing; `fpld.protocol.states` has the whole table. Sending the same logits twice
-under fresh dither would tell more about them than the budget allows, so an answered round is answered with the very same
-bytes.
+Anything else is refused and changes nothing; `fpld.protocol.states` has the whole table. The same logits under fresh
+dither would tell more about them than the budget allows, so an answered round is answered with the very same bytes.
 """
 
 from __future__ import annotations

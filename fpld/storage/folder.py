@@ -4,8 +4,8 @@ config.toml            the configuration as used
 versions.json          what ran it
 tokenizer.json probe.json heldout.safetensors
 text/N.safetensors     the tokens of node N (a local run only: on real sites they stay there)
-base-N.safetensors     the model that node N starts from; base.safetensors the student's
-METHOD/                one federation: checkpoint.safetensors, trace.jsonl, nodes/N/
+base-N.safetensors     models before the first round, one for each [student] table; base-0 is the student's
+METHOD/                one federation: checkpoint.safetensors, trace.jsonl, progress.json, nodes/N/
 student.safetensors    the result
 trace.jsonl            one line a round
 result.json            the table that `fpld run` prints

@@ -28,7 +28,7 @@ class LocalEngine:
     def __init__(self, federation: Federation, bytes_per_token: float) -> None:
         self._federation, self._bytes_per_token = federation, bytes_per_token
         self._setup = federation.setup
-        self._parts = parts(self._setup.config)
+        self.parts = parts(self._setup.config)
         self.busy: set[int] = set()
 
     def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[Absence]:
@@ -38,8 +38,8 @@ class LocalEngine:
         # A node does one thing at a time.
         futures = {self._submit(node, task): node for node, task in tasks.items() if node not in self.busy}
         try:
-            for future in as_completed(futures, timeout=deadline):
-                node = futures[future]
+            for future in as_completed(list(futures), timeout=deadline):
+                node = futures.pop(future)
                 try:
                     frame = future.result()
                 except Exception as error:  # whatever stops a node, the others go on
@@ -48,21 +48,21 @@ class LocalEngine:
                     deliver(node, frame)
         except TimeoutError:
             for future, node in futures.items():
-                if not future.done():
-                    absent.append(Absence(names[node], "late", f"no answer within {deadline:g} s"))
-                    self.busy.add(node)
-                    future.add_done_callback(partial(self._late, node))
+                absent.append(Absence(names[node], "late", f"no answer within {deadline:g} s"))
+                self.busy.add(node)
+                future.add_done_callback(partial(self._late, node))
         return absent
 
-    def _submit(self, node: int, task: Task) -> Future[bytes]:
+    def place(self, node: int) -> Place:
+        """Return where a node works."""
         run = self._setup.run.path
-        place = Place(
-            folder=self._federation.store.path / "nodes" / str(node), files=run, text=run / f"text/{node}.safetensors"
-        )
-        return self._setup.pool.submit(jobs.node_round, self._parts[node], place, task.to_bytes())
+        return Place(self._federation.store.path / f"nodes/{node}", run, run / f"text/{node}.safetensors")
+
+    def _submit(self, node: int, task: Task) -> Future[bytes]:
+        return self._setup.pool.submit(jobs.node_round, self.parts[node], self.place(node), task.to_bytes())
 
     def _late(self, node: int, future: Future[bytes]) -> None:
-        """Take a frame that came after the deadline: it is refused and recorded, and the node is free again."""
+        """Take a frame that came after the deadline: refused and recorded, unless the round is still open."""
         if not future.cancelled() and future.exception() is None:
             self._federation.aggregator.frame(node, future.result())
         self.busy.discard(node)

@@ -1,0 +1,131 @@
+"""The checkpoint is the state, the trace stands beside it: what is read back, and what a crash between them leaves."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from fpld import config as configuration
+from fpld.engines.local.engine import LocalEngine
+from fpld.engines.pool import Inline
+from fpld.errors import InputError
+from fpld.federation.federation import Federation
+from fpld.federation.prepare import prepare
+from fpld.federation.state import CHECKPOINT, TRACE, State, commit, recall
+from fpld.storage.folder import RunFolder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpld.storage.folder import Arrays
+
+VARIANTS = {
+    "weights": "",
+    "refinement": '[codec]\nname = "uniform"\nagainst = "own"\n\n',
+    "logits": '[combine]\nbroadcast = "logits"\n\n[baselines]\nmethods = []\n\n',
+}
+
+
+def made(round: int, target: bool = True) -> State:
+    student: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.full(2, round, np.int64)}
+    logits = np.ones((3, 4), np.float32) if target else None
+    return State(student, {"moments": np.array([1.5, 2.5])}, {"round": round, "agree": True}, logits)
+
+
+def lines(count: int) -> list[dict[str, Any]]:
+    return [{"round": t, "kl": t / 7} for t in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("target", [True, False])
+def test_what_is_committed_is_recalled(target: bool, tmp_path: Path) -> None:
+    store = RunFolder(tmp_path)
+    assert recall(store) is None
+    state = made(2, target)
+    commit(store, state, lines(2))
+    found = recall(store)
+    assert found is not None
+    again, trace = found
+    assert (again.round, again.known, trace) == (2, state.known, lines(2))
+    assert again.student.keys() == state.student.keys()
+    for name, value in state.student.items():
+        assert np.array_equal(again.student[name], value)
+        assert again.student[name].dtype == value.dtype
+    assert again.learnt.keys() == {"moments"}
+    assert (again.target is not None) is target
+
+
+def test_lines_of_rounds_that_never_ended_are_dropped(tmp_path: Path) -> None:
+    store = RunFolder(tmp_path)
+    commit(store, made(1), lines(1))
+    store.write(TRACE, "".join(json.dumps(line) + "\n" for line in lines(2)).encode())
+    found = recall(store)
+    assert found is not None
+    assert found[1] == lines(1)
+    assert len((tmp_path / TRACE).read_text().splitlines()) == 1  # whoever looks on does not see it either
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "must have a line for each of rounds 1 to 2"),
+        ('{"round": 2}\n', "must have a line for each of rounds 1 to 2"),
+        ('{"round": 1}\n{"round"', "is damaged"),
+        ('{"kl": 1}\n', "is damaged"),
+        ("[1]\n[2]\n", "is damaged"),
+    ],
+)
+def test_a_trace_that_does_not_fit_its_checkpoint_is_an_error(content: str, message: str, tmp_path: Path) -> None:
+    store = RunFolder(tmp_path)
+    commit(store, made(2), lines(2))
+    store.write(TRACE, content.encode())
+    with pytest.raises(InputError, match=rf"trace\.jsonl {message}.*start the run anew"):
+        recall(store)
+
+
+def federation(config_file: Path, variant: str, name: str) -> tuple[Federation, LocalEngine]:
+    text = config_file.read_text().replace("[engine]", f"{VARIANTS[variant]}[engine]").replace("1.5", "4.0")
+    config, store = configuration.parse(text, "test"), RunFolder(config_file.parent / "run")
+    prepared = prepare(config, store)
+    made = Federation(config, store, prepared, name, pool=Inline())
+    return made, LocalEngine(made, prepared.bytes_per_token)
+
+
+def timeless(run: Federation) -> list[dict[str, Any]]:
+    return [{**line, "seconds": None} for line in run.trace]
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] * (name != "refinement")) for name in VARIANTS]
+)
+def test_a_crash_between_trace_and_checkpoint(variant: str, config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round 2 is in the trace and has no checkpoint: it is made again, and the end is that of an undisturbed run."""
+    undisturbed, engine = federation(config_file, variant, "undisturbed")
+    while not undisturbed.done:
+        undisturbed.advance(engine)
+    broken, engine = federation(config_file, variant, "broken")
+    broken.advance(engine)
+    real = RunFolder.write_arrays
+
+    def crash(self: RunFolder, name: str, *arguments: Any) -> None:
+        if name == CHECKPOINT:
+            raise KeyboardInterrupt
+        real(self, name, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "write_arrays", crash)
+        with pytest.raises(KeyboardInterrupt):
+            broken.advance(engine)
+    assert len((broken.store.path / TRACE).read_text().splitlines()) == 2
+    resumed, engine = federation(config_file, variant, "broken")
+    assert (resumed.state.round, len(resumed.trace)) == (1, 1)
+    while not resumed.done:
+        resumed.advance(engine)
+    assert timeless(resumed) == timeless(undisturbed)
+    for name, value in undisturbed.state.student.items():
+        assert np.array_equal(resumed.state.student[name], value)
+    files = [(run.store.path / CHECKPOINT).read_bytes() for run in (resumed, undisturbed)]
+    assert files[0] == files[1]
+    assert b'"seconds"' not in files[0]  # nothing of the trace is in the state
