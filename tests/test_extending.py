@@ -30,7 +30,7 @@ def test_example_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = tmp_path / "extension.py"
     file.write_text(code)
     runpy.run_path(str(file))
-    assert main(["allocate", "--weights", "1,4", "--total", "300", "--vocab", "8", "--policy", "square-root"]) == 0
+    assert main(["allocate", "--weights", "1,4", "--total", "300", "--vocab", "8", "--policy", "roots"]) == 0
     assert "100" in capsys.readouterr().out
     values = np.array([[1.0, 2.0], [3.0, 8.0], [4.0, 3.0]])
     assert registry.rules.get("midrange")(values, np.zeros_like(values)).tolist() == [2.5, 5.0]
@@ -56,7 +56,7 @@ def test_entry_points_of_other_packages_are_found(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.usefixtures("fresh")
 def test_unknown_and_taken_names_are_refused() -> None:
-    with pytest.raises(InputError, match="allocator must be one of inverse, optimal, uniform, got 'best'"):
+    with pytest.raises(InputError, match="allocator must be one of inverse, optimal, square-root, uniform, got 'best'"):
         registry.allocators.get("best")
     with pytest.raises(InputError, match="'mean' exists already"):
         registry.rules.register("mean", lambda values, _: values[0])

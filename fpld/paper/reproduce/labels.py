@@ -135,6 +135,8 @@ def draw(rows: list[Row], figure: FigureBase) -> None:
         totals = [row["total"] for row in part]
         axes.loglog(totals, [row["noise"] for row in part], style, ms=5, color=colour, label=policy)
         axes.loglog(totals, [row["formula"] for row in part], "-", lw=0.8, color=colour)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(TOTALS, [f"{total:g}" for total in TOTALS])
     axes.set_xlabel("total budget, bits per context")
     axes.set_ylabel("noise of the mean label")
     axes.set_title(f"K = {SPREADS.size}, marks measured, lines sum w/n")
