@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)"
     )
-    parser.add_argument("--port", type=int, default=8337, help="port (default: 8337; 0: any that is free)")
+    parser.add_argument("--port", type=int, default=8337, help="port to serve on (default: 8337; 0: any free one)")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
