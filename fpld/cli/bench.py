@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("contexts", 512, "probe contexts"),
         ("vocab", 32_000, "vocabulary size"),
         ("nodes", 8, "number of nodes"),
-        ("repeat", 5, "repetitions, of which the fastest counts"),
+        ("repeat", 5, "repetitions, of which the median counts"),
     ):
         text = f"speed: {what} (default: {default})"
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)

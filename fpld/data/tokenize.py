@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fpld.data.documents import Document
 
 FORMAT = "fpld-tokenizer-1"
+SEPARATOR = "\n\n"  # after each document of a stream
 
 
 @runtime_checkable
@@ -212,11 +213,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         raise InputError(f"{file} is not a whole tokenizer ({error}): write it again with save()") from None
 
 
-def encode_documents(
-    documents: Iterable[Document], tokenizer: Tokenizer, *, separator: str = "\n\n"
-) -> NDArray[np.int32]:
-    """Return one stream of tokens: each document, followed by the separator."""
-    parts = [tokenizer.encode(document.text + separator) for document in documents]
+def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> NDArray[np.int32]:
+    """Return one stream of tokens: each document, followed by an empty line."""
+    parts = [tokenizer.encode(document.text + SEPARATOR) for document in documents]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
