@@ -325,7 +325,7 @@ def own_text(name: str, seeds: Sequence[int], workers: int) -> str:
     wins = sum(a < b for a, b in zip(alone, student, strict=True))
     return (
         f"On its own specialty's text, though, a clinic's own model is better than the student in {wins} of {len(alone)} cases "
-        f"({np.mean(alone):.3f} against {np.mean(student):.3f} nats on average): the student is for who needs all specialties."
+        f"({np.mean(alone):.3f} against {np.mean(student):.3f} nats on average): the student is of use where all specialties are needed."
     )
 
 

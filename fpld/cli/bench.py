@@ -136,7 +136,7 @@ def _one(scene: Scene, budgets: list[float], seed: int, output: Output) -> tuple
 
 
 def _reasons(left: list[Left]) -> dict[str, str]:
-    """Say for each scene and codec which budgets it does not meet, and why not the largest of them."""
+    """Print for each scene and codec the budgets that it does not meet, and the reason for the largest of them."""
     found: dict[str, list[Left]] = {}
     for item in left:
         found.setdefault(f"{item.codec} on {item.scene}", []).append(item)

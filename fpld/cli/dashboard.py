@@ -90,7 +90,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--port must be from 0 to 65535, got {port}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # Listening from here on: who reads the address may come at once.
+        # Listening from here on: a client may connect as soon as the address is printed.
         return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
         raise InputError(

@@ -65,7 +65,7 @@ class Output:
 
     @contextmanager
     def status(self) -> Iterator[Status]:
-        """Show what goes on: a bar and the last line on a terminal, plain lines with the time elsewhere."""
+        """Show progress: a bar and the last line on a terminal, plain lines with the time elsewhere."""
         console = Console(stderr=True)
         if self.json:
             yield Status(None, None)
@@ -78,7 +78,7 @@ class Output:
 
 
 class Status:
-    """Where a long command reports: call it with a line of text; `progress` moves the bar."""
+    """Progress of a long command: call it with a line of text; `progress` moves the bar."""
 
     def __init__(self, console: Console | None, bar: Progress | None) -> None:
         self._console, self._bar, self._started = console, bar, time.monotonic()
@@ -126,5 +126,5 @@ def _cell(value: object) -> str:
 
 
 def _finite(row: Row) -> Row:
-    """JSON has no infinity: a bound that does not bind is null."""
+    """Return the value for JSON, which has no infinity: null instead."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -4,7 +4,7 @@ config.toml            the configuration as used
 versions.json          what ran it
 tokenizer.json probe.json heldout.safetensors
 text/N.safetensors     the tokens of node N (a local run only: on real sites they stay there)
-base-N.safetensors     the model that node N starts from; base.safetensors the student's
+base-J.safetensors     models trained on public text: base-0 is the student's, others are of nodes with another model
 METHOD/                one federation: checkpoint.safetensors, trace.jsonl, nodes/N/
 student.safetensors    the result
 trace.jsonl            one line a round

@@ -74,7 +74,7 @@ def _plan(state: State, request: Request) -> Response:
 
 
 def _answer(ask: Any) -> Response:
-    """Return what was asked for as JSON; an error of ours is a 404 with its sentence."""
+    """Return the result of `ask` as JSON; an FpldError is a 404 with its message."""
     try:
         return JSONResponse(ask())
     except FpldError as error:

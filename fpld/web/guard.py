@@ -89,7 +89,7 @@ class Guard:
 
 
 def _proof(token: str) -> str:
-    """Return what the cookie holds: it shows that the token was known, and does not tell it."""
+    """Return the cookie's value: a MAC that proves knowledge of the token without containing it."""
     return hmac.new(token.encode(), b"fpld dashboard", hashlib.sha256).hexdigest()
 
 

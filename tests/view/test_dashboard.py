@@ -1,4 +1,4 @@
-"""`fpld dashboard` as it answers: read-only, for this machine or for who knows the token, and no name is a path."""
+"""`fpld dashboard` over HTTP: read-only, for this machine or with the token, and no name becomes a path."""
 
 from __future__ import annotations
 
