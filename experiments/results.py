@@ -13,11 +13,12 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
 
@@ -30,9 +31,9 @@ from fpld.federation.claim import versions
 from fpld.federation.federation import Federation
 from fpld.federation.log import listen
 from fpld.federation.prepare import prepare
-from fpld.numerics import centre, kl
-from fpld.protocol import Node
-from fpld.protocol.wire import OVERHEAD
+from fpld.federation.work import Place, work
+from fpld.numerics import kl
+from fpld.protocol.wire import OVERHEAD, unseal
 from fpld.registry import codecs, rules
 from fpld.report.tables import gap_closed
 from fpld.storage.files import write_atomic
@@ -40,10 +41,11 @@ from fpld.storage.folder import RunFolder
 from fpld.types import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fpld.config import Config
     from fpld.federation.prepare import Prepared
+    from fpld.protocol import Receipt, Task
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "out" / "results"
@@ -166,35 +168,53 @@ def run_commands(name: str, seeds: Sequence[int]) -> str:
     return shell(*(f"fpld run {name} --seed {seed} --out runs/{name}-{seed}" for seed in seeds))
 
 
-# ---- studies: one federation after another in this process, with the nodes' logits under observation
+# ---- studies: one federation after another in this process, with the nodes' exact logits beside what they send
+
+
+class ExactEngine(LocalEngine):
+    """The local engine, which also keeps the nodes' exact logits: each node does its task twice, once in float32."""
+
+    def __init__(self, federation: Federation, bytes_per_token: float) -> None:
+        super().__init__(federation, bytes_per_token)
+        self.exact: list[np.ndarray[Any, Any]] = []
+
+    def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[Absence]:
+        """Collect the exact logits, then the frames."""
+        self.exact = [self._exact(node, task) for node, task in sorted(tasks.items())]
+        return super().collect(tasks, deliver)
+
+    def _exact(self, node: int, task: Task) -> np.ndarray[Any, Any]:
+        """Return the logits that a node is about to code: training is the same for the same task and folder."""
+        place = self.place(node)
+        copy = replace(place, folder=place.folder.parents[1] / "exact" / str(node))
+        shutil.rmtree(copy.folder, ignore_errors=True)
+        if place.folder.exists():
+            shutil.copytree(place.folder, copy.folder)
+        plan = replace(task.plan, bits=32.0 * task.plan.vocab, clip=None, prior=None)
+        asked = replace(task, plan=plan, codec="float32", against="nothing").to_bytes()
+        frame = work(self.parts[node], copy, asked)
+        codec = codecs.get("float32")
+        return codec.decode(unseal(frame, plan, codec.code), plan).values
 
 
 def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Rows:
     """Run a federation, and measure each round the KL from what exact logits of the same models would give."""
-    seen: dict[int, Any] = {}
-    answer = Node.answer
-
-    def observed(self: Node, task: Any, logits: Any, *, key: bytes = b"") -> Any:
-        seen[self.index] = centre(np.asarray(logits, np.float32))
-        return answer(self, task, logits, key=key)
-
     rows = []
-    with patch.object(Node, "answer", observed):
-        federation = Federation(config, store, prepared, name, pool=Inline())
-        engine = LocalEngine(federation, prepared.bytes_per_token)
-        while not federation.done:
-            combined = federation.close(engine.collect(federation.open(), federation.deliver))
-            line = federation.finish(engine.evaluate(federation.student))
-            exact = rules.get(config.combine.rule)(np.stack([seen[k] for k in sorted(seen)]), np.zeros((1, 1, 1)))
-            rows.append(
-                {
-                    "round": line["round"],
-                    "kl": float(kl(exact, combined.target - exact).mean()),
-                    "heldout_loss": line["heldout_loss"],
-                    "bits": line["bits_allotted"],
-                    "payload_bytes": line["payload_bytes"],
-                }
-            )
+    federation = Federation(config, store, prepared, name, pool=Inline())
+    engine = ExactEngine(federation, prepared.bytes_per_token)
+    while not federation.done:
+        combined = federation.close(engine.collect(federation.open(), federation.deliver))
+        line = federation.finish(engine.evaluate(federation.student))
+        exact = rules.get(config.combine.rule)(np.stack(engine.exact), np.zeros((1, 1, 1)))
+        rows.append(
+            {
+                "round": line["round"],
+                "kl": float(kl(exact, combined.target - exact).mean()),
+                "heldout_loss": line["heldout_loss"],
+                "bits": line["bits_allotted"],
+                "payload_bytes": line["payload_bytes"],
+            }
+        )
     return rows
 
 
@@ -209,7 +229,7 @@ def studies(name: str, variants: dict[str, Config]) -> dict[str, list[Rows]]:
                 say(f"{name}, seed {seed}: {variant}")
                 texts = hashlib.sha256(configuration.load(name)[1].encode()).hexdigest()[:8]
                 store = RunFolder(KEPT / "studies" / f"{name}-{texts}-{seed}")
-                # A part of a federation that was broken off would lack the rounds that nobody observed.
+                # A part of a federation that was broken off lacks the exact logits of its earlier rounds.
                 folder = f"{variant.replace(' ', '-')}-{time.time_ns()}"
                 return study(ready, prepare(ready, store), store, folder)
 
@@ -325,7 +345,7 @@ def own_text(name: str, seeds: Sequence[int], workers: int) -> str:
     wins = sum(a < b for a, b in zip(alone, student, strict=True))
     return (
         f"On its own specialty's text, though, a clinic's own model is better than the student in {wins} of {len(alone)} cases "
-        f"({np.mean(alone):.3f} against {np.mean(student):.3f} nats on average): the student is for who needs all specialties."
+        f"({np.mean(alone):.3f} against {np.mean(student):.3f} nats on average): the student is of use where all specialties are needed."
     )
 
 

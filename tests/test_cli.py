@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fpld.cli import COMMANDS, main
+from fpld.cli import COMMANDS, main, parser
 from fpld.cli.output import Output
 from fpld.data.fetch import ARCHIVES, Archive
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 COLUMNS = {
@@ -150,11 +153,37 @@ def test_bad_input_is_one_clear_line_and_code_2(
     assert captured.out == ""
 
 
+def arguments_of(found: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """Walk a parser and all its subparsers; yield each argument with the command that it belongs to."""
+    for action in found._actions:
+        yield found.prog, action
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action.choices.values():
+                yield from arguments_of(choice)
+
+
+ARGUMENTS = [(f"{prog} {'/'.join(a.option_strings) or a.dest}", a) for prog, a in arguments_of(parser())]
+
+
+def test_every_command_is_walked() -> None:
+    assert {f"fpld {command} --json" for command in COMMANDS} <= {name for name, _ in ARGUMENTS}
+
+
+@pytest.mark.parametrize(("name", "action"), ARGUMENTS, ids=[name for name, _ in ARGUMENTS])
+def test_help_has_a_sentence_for_every_argument(name: str, action: argparse.Action) -> None:
+    """Two words at least that say what it is: not the default, not the command that it belongs to."""
+    said = re.sub(r"\(default.*?\)|^[a-z]+: ", "", action.help or "")
+    assert len(re.findall(r"[A-Za-z]{2,}", said)) >= 2, f"{name}: {action.help!r}"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_has_a_sentence_for_every_argument(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
+def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
-    assert "--json" in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, action in ARGUMENTS:
+        if name.startswith(f"fpld {command} "):
+            assert " ".join(str(action.help).split())[:20] in shown
 
 
 def test_a_table_that_is_too_wide_is_cut_into_parts(

@@ -6,9 +6,11 @@ import re
 import runpy
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 import fpld
 from fpld.cli import COMMANDS, parser
@@ -23,6 +25,17 @@ def test_import_is_light() -> None:
     code = "import sys, fpld; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
     assert not HEAVY & set(loaded)
+
+
+def test_the_wheel_holds_the_package_and_the_presets_and_no_scripts(tmp_path: Path) -> None:
+    """What `pip install` gets: every file of `fpld/`, and of `experiments/` the TOML files alone."""
+    wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    presets = {f"fpld/presets/{path.name}" for path in (ROOT / "experiments").glob("*.toml")}
+    sources = (path for path in (ROOT / "fpld").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    assert presets
+    assert found == presets | {str(path.relative_to(ROOT)) for path in sources}
 
 
 def test_front_door_is_small_and_complete() -> None:

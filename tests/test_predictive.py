@@ -72,15 +72,19 @@ def test_a_wrong_prior_costs_bits_and_breaks_nothing() -> None:
 
 
 def test_reported_variance_is_what_it_leaves_weighed_as_kl_does() -> None:
-    """Within 25 %: groups of classes share one number."""
+    """A little more is left than reported, since groups of classes share one number.
+
+    Over 72 scenes with other seeds the ratio had these means and standard deviations; five of them: one false alarm in
+    500 000 draws of a scene.
+    """
     logits, prior = scene()
-    for bits in (0.1, 0.5, 2.0):
+    for bits, ratio, deviation in ((0.1, 1.141, 0.021), (0.5, 1.175, 0.017), (2.0, 1.038, 0.009)):
         plan = make_plan(contexts=M, vocab=V, bits=bits * V, clip=None, prior=prior)
         values, variance = CODEC.decode(CODEC.encode(logits[0], plan), plan, dtype=np.float64)
         p = theory.softmax(logits[0])
         error = values - np.log(p)
         error -= (p * error).sum(axis=1, keepdims=True)
-        assert (p * error**2).sum() == pytest.approx((p * variance).sum(), rel=0.25)
+        assert (p * error**2).sum() / (p * variance).sum() == pytest.approx(ratio, abs=5 * deviation)
 
 
 def test_weighted_bracket_holds_for_the_measured_kl() -> None:
@@ -94,8 +98,10 @@ def test_weighted_bracket_holds_for_the_measured_kl() -> None:
     truth = logits.mean(axis=0, dtype=np.float64)
     kl = float(theory.kl(truth, np.mean(values, axis=0) - truth).mean())
     lower, upper = theory.weighted_bracket(theory.softmax(truth), np.sum(variances, axis=0) / NODES**2) / M
-    # Without dither the nodes' errors are not quite independent: an estimate here, not a bound.
-    assert lower < kl < 1.6 * upper
+    # Without dither the nodes' errors are not quite independent: an estimate here, not a bound. Over 24 scenes the
+    # ratio was 1.266 with a standard deviation of 0.013; five of them: one false alarm in a million draws of a scene.
+    assert lower < kl
+    assert kl / upper == pytest.approx(1.266, abs=5 * 0.013)
 
 
 @settings(max_examples=300)

@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         description="Federated Probe-Logit Distillation: one language model from text that may not leave its sites.",
     )
     top.add_argument("--version", action="version", version=f"fpld {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help="what to do")
     for name, module in COMMANDS.items():
         sub = commands.add_parser(
             name,

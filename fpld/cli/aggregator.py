@@ -30,13 +30,13 @@ them: the aggregator needs only the public text. It ends when the rounds are don
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("config", metavar="CONFIG", help="a TOML file")
+    parser.add_argument("config", metavar="CONFIG", help="the configuration: a TOML file")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: run.out)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument(
         "--simulate", action="store_true", help="all nodes on this machine in Flower's simulation (fpld[simulation])"
     )
-    parser.add_argument("--seed", type=int, help="in place of run.seed")
+    parser.add_argument("--seed", type=int, help="seed of every draw, in place of run.seed")
     parser.add_argument(
         "--insecure", action="store_true", help="no TLS, no node authentication: for a trial on one machine"
     )

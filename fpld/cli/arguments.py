@@ -45,7 +45,7 @@ class Size:
     in_bytes: bool
 
     def per_context(self, contexts: int, vocab: int) -> float:
-        """Return it in bits per probe context."""
+        """Return the size in bits per probe context."""
         return 8 * self.value / contexts if self.in_bytes else self.value * vocab
 
 

@@ -54,11 +54,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=numbers,
         metavar="B,B,...",
-        help="; ".join(f"for {what}: {','.join(f'{bits:g}' for bits in listed)}" for what, listed in BITS.items()),
+        help="bits per coordinate; default "
+        + "; ".join(f"for {what}: {','.join(f'{bits:g}' for bits in listed)}" for what, listed in BITS.items()),
     )
-    parser.add_argument("--codec", nargs="+", metavar="NAME", help="speed: of these only (default: all that there are)")
-    for name, default in (("contexts", 512), ("vocab", 32_000), ("nodes", 8), ("repeat", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"speed: (default: {default})")
+    parser.add_argument("--codec", nargs="+", metavar="NAME", help="speed: codecs to measure (default: all)")
+    for name, default, what in (
+        ("contexts", 512, "probe contexts"),
+        ("vocab", 32_000, "vocabulary size"),
+        ("nodes", 8, "number of nodes"),
+        ("repeat", 5, "repetitions, of which the median counts"),
+    ):
+        text = f"speed: {what} (default: {default})"
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
     parser.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for table and figure (default: out)"
     )
@@ -129,7 +136,7 @@ def _one(scene: Scene, budgets: list[float], seed: int, output: Output) -> tuple
 
 
 def _reasons(left: list[Left]) -> dict[str, str]:
-    """Say for each scene and codec which budgets it does not meet, and why not the largest of them."""
+    """Print for each scene and codec the budgets that it does not meet, and the reason for the largest of them."""
     found: dict[str, list[Left]] = {}
     for item in left:
         found.setdefault(f"{item.codec} on {item.scene}", []).append(item)

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Make them."""
+    """Make certificates and the file to join with; print where they are."""
     from fpld.engines.flower.certs import make_certificates
 
     if not re.fullmatch(r"[A-Za-z0-9.\-]+:[0-9]{1,5}", arguments.address):

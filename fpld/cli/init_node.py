@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
-    """Make them, and say what to do next."""
+    """Make keys and the node's file; print what to do next."""
     from fpld.engines.flower.home import Invitation, init_node
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}", arguments.name):

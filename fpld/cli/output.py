@@ -141,5 +141,5 @@ def _cell(value: object) -> str:
 
 
 def _finite(row: Row) -> Row:
-    """JSON has no infinity: a bound that does not bind is null."""
+    """Return the value for JSON, which has no infinity: null instead."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--weights", type=numbers, metavar="W,...", help="weight of each site for the allocator")
     add("--clips", type=numbers, metavar="L,...", help="clip level of each site")
     add("--deadline", type=float, metavar="SECONDS", help="time for a round's uplinks")
-    add("--rounds", type=int, metavar="T", help="rounds (default: 1)")
+    add("--rounds", type=int, metavar="T", help="rounds of the federation (default: 1)")
     add("--contexts", type=int, metavar="m", help="probe contexts")
     add("--vocab", type=int, metavar="V", help="vocabulary size")
     add("--samples", type=float, metavar="n", help="samples a site, for the data term (default: no data term)")

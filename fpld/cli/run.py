@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the run's folder (default: run.out, numbered if taken)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
-    parser.add_argument("--seed", type=int, help="in place of run.seed")
+    parser.add_argument("--seed", type=int, help="seed of every draw, in place of run.seed")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

@@ -1,7 +1,7 @@
 """Turn private text into node shards, and public text into a tokenizer and a probe set.
 
-The way of the text: `sources` or `corpora` give documents, `split` deals them to nodes and holds some out,
-`tokenize` makes integers of them, `probe` draws the public contexts on which all nodes are compared.
+`sources` and `corpora` read documents, `split` deals them to nodes and holds some out, `tokenize` turns them into
+tokens, `probe` draws the public contexts on which all nodes are compared.
 Nothing here needs torch; what needs the `text` extra imports it when it is first used.
 """
 

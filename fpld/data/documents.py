@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +22,3 @@ class Document:
     def size(self) -> int:
         """Return the length of the text in bytes of UTF-8."""
         return len(self.text.encode())
-
-
-def total_size(documents: Iterable[Document]) -> int:
-    """Return the bytes of UTF-8 in all documents.
-
-    >>> total_size([Document("a", "ab"), Document("b", "é")])
-    4
-    """
-    return sum(document.size for document in documents)

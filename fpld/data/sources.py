@@ -22,16 +22,13 @@ TEXT_SUFFIXES = frozenset({".txt", ".text", ".md", ".rst"})
 LINES_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 
 
-def read_documents(
-    path: str | os.PathLike[str], *, field: str = "text", label_field: str | None = None
-) -> list[Document]:
+def read_documents(path: str | os.PathLike[str], *, field: str = "text") -> list[Document]:
     """Read all documents at `path`: a text file, a file of JSON lines, or a folder of both.
 
     Args:
         path: A file (any suffix; `.jsonl` and `.ndjson` are JSON lines) or a folder, walked recursively
             for these, `.txt`, `.text`, `.md` and `.rst`. Hidden files and links to folders are passed over.
         field: The field of a JSON line that holds the text.
-        label_field: The field of a JSON line that holds the label; by default the label is the folder.
 
     Returns
     -------
@@ -50,7 +47,7 @@ def read_documents(
         files = [root]
     documents: list[Document] = []
     for file in files:
-        documents.extend(_read_file(file, root, field, label_field))
+        documents.extend(_read_file(file, root, field))
     if not documents:
         raise InputError(f"{root} holds only empty documents: give text of at least one character")
     return documents
@@ -69,19 +66,17 @@ def _walk(root: Path) -> Iterator[Path]:
     yield from sorted(found, key=lambda file: file.parts)
 
 
-def _read_file(file: Path, root: Path, field: str, label_field: str | None) -> Iterator[Document]:
+def _read_file(file: Path, root: Path, field: str) -> Iterator[Document]:
     relative = file.relative_to(root) if file != root else Path(file.name)
     label = relative.parts[0] if len(relative.parts) > 1 else ""
     text = read_utf8(file)
     if file.suffix.lower() in LINES_SUFFIXES:
-        yield from _read_lines(text, file, relative.as_posix(), label, field, label_field)
+        yield from _read_lines(text, file, relative.as_posix(), label, field)
     elif text.strip():
         yield Document(relative.as_posix(), text, label)
 
 
-def _read_lines(
-    content: str, file: Path, name: str, label: str, field: str, label_field: str | None
-) -> Iterator[Document]:
+def _read_lines(content: str, file: Path, name: str, label: str, field: str) -> Iterator[Document]:
     # split, not splitlines: a line separator of Unicode may stand inside a JSON string.
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
@@ -91,17 +86,16 @@ def _read_lines(
             row = json.loads(line)
         except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"{place} must be one JSON object: {error}") from None
-        text = _field(row, field, place, "the text")
-        own = label if label_field is None else _field(row, label_field, place, "the label")
+        text = _text(row, field, place)
         if text.strip():
-            yield Document(f"{name}:{number}", text, own)
+            yield Document(f"{name}:{number}", text, label)
 
 
-def _field(row: Any, field: str, place: str, what: str) -> str:
+def _text(row: Any, field: str, place: str) -> str:
     if not isinstance(row, dict):
         raise InputError(f"{place} must be a JSON object, got {type(row).__name__}")
     if field not in row:
-        raise InputError(f"{place} has no field {field!r} for {what}: its fields are {sorted(row)}")
+        raise InputError(f"{place} has no field {field!r} for the text: its fields are {sorted(row)}")
     value = row[field]
     if not isinstance(value, str):
         raise InputError(f"{place}: field {field!r} must be a string, got {type(value).__name__}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def by_label(documents: Sequence[Document], *, nodes: Sequence[str] | None = None) -> Shards:
-    """Return each label its own node: folders, eras, specialties.
+    """Assign each label (folder, era, specialty) to a node of its own.
 
     Args:
         documents: What to deal.

@@ -9,7 +9,8 @@ Two steps, never to be confused:
 - `paper_quantizer`: step 2L * 2^-b for any real b >= 0. Dither can push a value over the edge of [-L, L], so
   the index takes 2^b + 1 values while b bits are charged. The simulator uses it, to reproduce the figures.
 - `wire_quantizer`: N symbols on the wire for all of [-L - step/2, L + step/2], so the step is 2L / (N - 1). At
-  one bit that is 4 times the paper's variance, at four bits 1.14 times. Bytes are always made with this one.
+  one bit that is 4 times the paper's variance, at four bits 1.14 times. The uniform codec has
+  this step, in kernels of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Quantizer:
 
     `clip` is the half-range L, `step` the cell width, `offset` the index of the value zero. `levels` is how many
     symbols there are (None: whatever the channel of the paper takes). A zero step means a zero range: every
-    value is zero and is given back as such. One level means that nothing is sent: the value decodes to zero.
+    value is zero and decodes to zero. One level means that nothing is sent: the value decodes to zero.
     """
 
     clip: Floats
@@ -58,7 +59,7 @@ class Quantizer:
         return index if self.levels is None else np.clip(index, 0, self.levels - 1)
 
     def decode(self, index: Ints, dither: Floats) -> Floats:
-        """Return the values back: exact but for one rounding, so every machine computes the same."""
+        """Decode indices to values: exact but for one rounding, so every machine computes the same."""
         cells = (index - self.offset) - dither
         return cells * (self.step if self.levels is None else np.where(self.levels == 1, 0.0, self.step))
 

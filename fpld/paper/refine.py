@@ -1,6 +1,6 @@
 """Sequential refinement (Theorem 3), and the schemes beside it that stall.
 
-In round t a node codes what its own reconstruction still misses. Both ends know that reconstruction, and
+In round t a node codes the residual to its own reconstruction. Both ends know that reconstruction, and
 after each round |logits - reconstruction| <= step / 2 holds, so the next round codes a range that is 2^-b times
 the last one: no overload, and the error shrinks by 2^-b each round, also when the nodes' logits differ.
 
@@ -10,7 +10,7 @@ reconstruction and half-range. What the aggregator broadcasts is the mean of the
     refine       residual to the node's own reconstruction, range rescaled     each round: variance / 2^2b
     vanilla      the logits again, full range (Algorithm 1)                    stalls after one round
     fixed_step   residual to the own reconstruction, step not rescaled         stalls after one round
-    broadcast    residual to the broadcast mean, range rescaled                the paper's letter: fails when
+    broadcast    residual to the broadcast mean, range rescaled                as the paper writes it: fails when
                  nodes differ by more than the rescaled range
 """
 
@@ -33,7 +33,7 @@ Channel = Callable[["Floats"], "Quantizer"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Refinement:
-    """What both ends know of one node (or of all, stacked): reconstruction, and half-range of what it misses."""
+    """State of one node (or of all, stacked) that both ends know: reconstruction, and half-range of the residual."""
 
     reconstruction: Floats
     half_range: Floats

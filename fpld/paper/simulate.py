@@ -41,14 +41,14 @@ class Target:
 
     @classmethod
     def draw(cls, *, contexts: int, vocab: int = VOCAB, seed: int) -> Target:
-        """Draw P* once and for all."""
+        """Draw P*."""
         logits = np.random.default_rng([seed, 0]).uniform(-REACH, REACH, (contexts, vocab))
         return cls(logits, nd(softmax(logits)).value)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Draw:
-    """One seed: what each of K nodes knows, and its dither in round 1; both [K, m, V]."""
+    """One seed: the logits of each of K nodes, and its dither in round 1; both [K, m, V]."""
 
     target: Target
     logits: Floats
@@ -65,7 +65,7 @@ class Draw:
         differ: float = 0.0,
         stratified: bool = False,
     ) -> Draw:
-        """Let each node estimate P* from `samples` texts; `differ` is how far the nodes' own truths lie apart."""
+        """Draw each node's logits: P* plus N(0, 1/samples + differ^2)."""
         shape = (nodes, *target.logits.shape)
         noise = np.random.default_rng([seed, 1]).standard_normal(shape)
         logits = target.logits + noise * np.hypot(samples**-0.5, differ)

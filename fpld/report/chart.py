@@ -38,7 +38,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure: its name (of files), title, axes and series; `alt` tells someone who cannot see it what it shows."""
+    """A figure: its name (of files), title, axes and series; `alt` describes it in words for screen readers."""
 
     name: str
     title: str
@@ -49,7 +49,7 @@ class Chart:
     caption: str = ""
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON for a page, with the palette; what a logarithmic axis cannot show is left out."""
+        """Return the chart as JSON for a page, with the palette; what a logarithmic axis cannot show is left out."""
         drawn = [asdict(self._shown(series)) for series in self.series]
         return {**asdict(self), "series": drawn, "colours": COLOURS}
 

@@ -230,7 +230,7 @@ def _at(values: Sequence[float | None], index: int) -> float:
 
 
 def _number(value: float | None) -> float:
-    """Return what is not known as no number: it is not drawn."""
+    """Return NaN for values that are not known: they are not drawn."""
     return math.nan if value is None else value
 
 

@@ -1,7 +1,7 @@
 """Pages: one self-contained file for runs or for a plan. Everything that came from outside is escaped.
 
-A page brings its style and its scripts with it and asks no host for anything: its policy allows the scripts that are
-in it, by their hashes, and nothing else. So even markup that slipped through would not run.
+A page contains its style and its scripts and loads nothing: its policy allows the scripts that are in it, by their
+hashes, and nothing else. So markup that escaping missed would not run.
 """
 
 from __future__ import annotations

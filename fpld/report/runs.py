@@ -1,4 +1,4 @@
-"""Read the folder of a run, finished or not, as someone who only looks: nothing is written, nothing is trusted.
+"""Read the folder of a run, finished or not: nothing is written, nothing is trusted.
 
 A folder may be half-written, of an older version, or edited by hand. What is missing is left out, what is damaged
 is an error that names the file, and names in it are text: they never become paths.
@@ -87,7 +87,7 @@ class Line(_Read):
 
 
 class NodeProgress(_Read):
-    """What a node does in the round in progress."""
+    """The state of a node in the round in progress."""
 
     name: str
     state: str

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def tiles(run: Run) -> dict[str, str]:
-    """Return what is worth knowing at a glance."""
+    """Return the summary of a run: name and value."""
     found = {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
         loss = run.trace[-1].heldout_loss
@@ -121,7 +121,7 @@ def allocation_rows(run: Run) -> list[Row]:
 
 
 def incident_rows(run: Run) -> list[Row]:
-    """Return what was refused and who was absent, with the reasons."""
+    """Return refused frames and absent nodes, with the reasons."""
     return [
         {"round": line.round, "node": each.node, "what": each.state, "why": each.reason}
         for line in run.trace

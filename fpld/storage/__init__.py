@@ -1,1 +1,1 @@
-"""Files: arrays in safetensors, writes that are whole or not there, the folder of a run."""
+"""Files: arrays in safetensors, atomic writes, the folder of a run."""

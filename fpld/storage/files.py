@@ -1,4 +1,4 @@
-"""Files: write them whole or not at all, read text with errors that teach."""
+"""Atomic writes, and reads whose errors say what to do."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_shared(path: Path, content: str) -> None:
-    """Write a text for others to read, such as a page: whole, with the permissions that new files have here."""
+    """Write a text for others to read, such as a page: atomically, with the permissions of new files here."""
     write_atomic(path, content.encode())
     mask = os.umask(0)
     os.umask(mask)
@@ -54,14 +54,14 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
-    """Say what the disk would not do, and that nothing was lost."""
+    """Return the error for a failed write: its cause, and that earlier files are intact."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"{path}: no space left on the disk; what was written before is intact: free some space")
     return StorageError(f"{path} cannot be written ({error.strerror or error}); what was written before is intact")
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable: it is an entry of the folder."""
+    """Flush a folder to disk, so that a rename in it is durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -70,12 +70,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def canonical_json(value: Any) -> bytes:
-    """Serialise `value` as the only JSON text that it has here: sorted keys, ASCII, no blanks."""
+    """Serialise `value` as canonical JSON: sorted keys, ASCII, no blanks."""
     return json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file, or say why it cannot be read."""
+    """Read a file; raise InputError with the reason if it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -85,7 +85,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_utf8(path: Path) -> str:
-    """Read a file as UTF-8; a byte order mark at its start is no part of the text."""
+    """Read a file as UTF-8, without a byte order mark at its start."""
     content = read_bytes(path)
     try:
         return content.decode("utf-8").removeprefix("\ufeff")

@@ -1,4 +1,4 @@
-"""The application: a page, its assets, and questions about runs and plans. GET only; see `guard` for who may ask."""
+"""The web application: a page, its assets, and JSON about runs and plans. GET only; `guard` checks access."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OWN = ("dashboard.js", "planner.js")
 
 
 def make_app(folder: Path, token: str | None = None) -> Starlette:
-    """Make the application for a folder of runs; with a token it asks for it."""
+    """Return the application for a folder of runs; with a token, every request must show it."""
     state = State(folder)
     routes = [
         Route("/", lambda _request: _index(folder)),
@@ -74,7 +74,7 @@ def _plan(state: State, request: Request) -> Response:
 
 
 def _answer(ask: Any) -> Response:
-    """Return what was asked for as JSON; an error of ours is a 404 with its sentence."""
+    """Return the result of `ask` as JSON; an FpldError is a 404 with its message."""
     try:
         return JSONResponse(ask())
     except FpldError as error:

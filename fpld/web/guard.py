@@ -1,10 +1,11 @@
-"""Who may look: everyone on this machine; on another address, those who know the token. Nobody may change anything."""
+"""Access control: open on this machine, by token on another address, and read-only everywhere."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import hmac
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
@@ -14,11 +15,13 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from fpld.report.page import environment
 
 if TYPE_CHECKING:
-    from starlette.datastructures import Headers
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "fpld"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+# The whole header: what follows a closing bracket is part of the name. Starlette's TrustedHostMiddleware cuts at the
+# first colon, so it cannot tell [::1] from [::1].evil.
+_LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 _LARGEST_FORM = 4096
 _PAUSE = 0.5  # seconds after a wrong token: guessing is slow
 POLICY = (
@@ -34,13 +37,13 @@ HEADERS = {
 
 
 class Guard:
-    """Stand before the application: check method, host and token, and set the headers that keep a page to itself."""
+    """Middleware that checks method, host and token, and sets security headers."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app, self._token = app, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer for the application, or let the request through."""
+        """Refuse the request, or pass it to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -50,7 +53,7 @@ class Guard:
     async def _judge(self, request: Request) -> Response | None:
         if self._token is None:
             # Another site's name that resolves to this machine must not read the page in a browser here.
-            if _host(request.headers) not in LOCAL:
+            if not _LOCAL_HOST.fullmatch(request.headers.get("host", "")):
                 return PlainTextResponse("this page is for this machine only: open it as localhost", 403)
         elif request.url.path == "/login" and request.method == "POST":
             return await self._login(request)
@@ -86,17 +89,12 @@ class Guard:
 
 
 def _proof(token: str) -> str:
-    """Return what the cookie holds: it shows that the token was known, and does not tell it."""
+    """Return the cookie's value: a MAC that proves knowledge of the token without containing it."""
     return hmac.new(token.encode(), b"fpld dashboard", hashlib.sha256).hexdigest()
 
 
 def _ask(message: str, status: int) -> Response:
     return HTMLResponse(environment().get_template("token.html.j2").render(message=message), status)
-
-
-def _host(headers: Headers) -> str:
-    host = headers.get("host", "")
-    return host[1 : host.find("]")] if host.startswith("[") else host.rsplit(":", 1)[0]
 
 
 def _with_headers(send: Send) -> Send:

@@ -1,4 +1,4 @@
-"""What the live page shows, read from the folder at each question; unchanged files are not read again."""
+"""The data of the live page, read from the folder at each request; unchanged files are not read again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXAMPLE = Known(
 
 @dataclass
 class State:
-    """The runs of a folder. A run is asked for by its name and found among those listed: no name becomes a path."""
+    """The runs of a folder. A run is looked up by its name among those listed: no name becomes a path."""
 
     folder: Path
     _seen: dict[str, tuple[str, Run | str]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class State:
         return found[name]
 
     def _read(self, name: str, path: Path) -> tuple[str, Run | str]:
-        """Read a run, or say what is wrong with it; from memory if no file changed."""
+        """Return a run or its error message, from memory if no file changed."""
         stamp = _stamp(path)
         if name not in self._seen or self._seen[name][0] != stamp:
             try:

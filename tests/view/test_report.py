@@ -72,7 +72,7 @@ def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.C
     }
     assert (out / "loss-by-bytes.png").read_bytes().startswith(b"\x89PNG")
     page = Page((out / "report.html").read_text())
-    # Every figure has its data and words for who cannot see it.
+    # Every figure has its data and a description in words.
     assert [json.loads(data)["name"] for data in page.data] == [chart.name for chart in charts]
     images = [attributes for _, attributes in page.tags if attributes.get("role") == "img"]
     assert [image["aria-label"] for image in images] == [chart.alt for chart in charts]

@@ -85,7 +85,7 @@ def _row(samples: int, ratios: list[float], misled: list[float], uniform: float)
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Read the cost of adaptivity: below the bound, and falling with m T_0."""
+    """Check the cost of adaptivity: below the bound, and falling with m T_0."""
     below = all(row["ratio"] <= row["bound"] for row in rows)
     samples = [row["samples"] for row in rows]
     rate = slope(samples, [row["excess_mean"] for row in rows])

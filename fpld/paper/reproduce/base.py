@@ -1,4 +1,4 @@
-"""What a reproduction is: rows from a simulation, claims that the rows bear out or not, and a picture."""
+"""A reproduction: rows from a simulation, claims of the paper checked on them, and a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One statement of the paper, its number, ours, and whether ours bears it out."""
+    """A statement of the paper, its number, the measured one, and whether they agree."""
 
     statement: str
     paper: str
@@ -27,7 +27,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """Bundle a simulation with its reading: `steps` is how often `simulate` calls its tick."""
+    """A simulation, the claims checked on it, and its figure; `steps` is how often `simulate` calls its tick."""
 
     name: str
     title: str

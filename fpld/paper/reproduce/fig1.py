@@ -51,7 +51,7 @@ def _row(target: Target, sweep: str, nodes: int, bits: float, samples: list[floa
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Read the figure: bracketed everywhere, slope -1 in K, a quarter for each bit."""
+    """Check the figure: bracketed everywhere, slope -1 in K, a quarter for each bit."""
     by_nodes = [row for row in rows if row["sweep"] == "K"]
     by_bits = [row for row in rows if row["sweep"] == "B"]
     inside = sum(row["lower"] <= row["kl"] <= row["upper"] for row in rows)

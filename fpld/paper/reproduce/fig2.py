@@ -52,7 +52,7 @@ def simulate(seed: int, tick: Tick) -> list[Row]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Read the figure: optimal and uniform at a total of 8, dominance, and the flat inverse line."""
+    """Check the figure: optimal and uniform at a total of 8, dominance, and the flat inverse line."""
     kl = {(row["total"], row["policy"]): row["kl"] for row in rows}
     best, even = kl[8.0, "optimal"], kl[8.0, "uniform"]
     better = all(kl[total, "optimal"] < kl[total, "uniform"] for total in TOTALS)

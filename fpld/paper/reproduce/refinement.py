@@ -55,7 +55,7 @@ def simulate(seed: int, tick: Tick) -> list[Row]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Read the rates: 16 a round for refinement, 1 for the others."""
+    """Check the rates: 16 a round for refinement, 1 for the others."""
     found = []
     for column, nodes in (("kl", "nodes agree"), ("kl_differing", "nodes differ by N(0,1)")):
         curve = {name: [row[column] for row in rows if row["scheme"] == name] for name in SCHEMES}

@@ -56,7 +56,7 @@ def _row(scene: str, nodes: int, pairs: np.ndarray[tuple[int, ...], np.dtype[np.
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Read the slopes in K, and that nothing is lost where nodes differ."""
+    """Check the slopes in K, and that nothing is lost where nodes differ."""
     curve = {scene: [row for row in rows if row["scene"] == scene] for scene in SCENES}
     found = []
     for kind, paper, expected in (("independent", "-1", -1.0), ("stratified", "(not considered)", -2.0)):

@@ -54,7 +54,7 @@ def mean_variance(bits: ArrayLike, clip: ArrayLike, nodes: int | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class Upper:
-    """The terms of Theorems 1 and 4, and whether (SE) holds; without it nothing is promised."""
+    """The terms of Theorems 1 and 4, and whether (SE) holds; without it the bound need not hold."""
 
     data: float
     probe: float
@@ -124,7 +124,7 @@ class Lower:
 
     @property
     def holds(self) -> bool:
-        """Return whether both conditions hold, so that the bound is a promise."""
+        """Return whether both conditions hold, and with them the bound."""
         return self.non_degenerate and self.small_error.holds
 
 

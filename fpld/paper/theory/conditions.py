@@ -3,7 +3,7 @@
 The paper asks that a cubic remainder be small and leaves its constant open. Here it is a number. The mean
 of K independent uniform errors is sub-Gaussian with its own variance sigma^2, so the largest of V of them has
 E max^3 <= s^3 (x^3 + 3x + 3/x) at x = sqrt(2 log 2V); times C of `cumulants.expand` this bounds the remainder. It is
-safe and not sharp: where it fails, the bounds may still hold, but nothing promises it.
+sufficient and not sharp: where it fails, the bounds may still hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reverse water-filling: what no code of independent Gaussian coordinates can beat, however clever.
+"""Reverse water-filling: the least loss of any code of independent Gaussian coordinates.
 
 A coordinate with residual variance s2 and weight w costs w D at distortion D and takes 1/2 log2(s2 / D) bits, so the
 least weighted loss at a rate has w D = min(w s2, level) everywhere (Cover and Thomas, 10.3.3): only the products w s2
@@ -59,7 +59,7 @@ def rate_for(products: ArrayLike, loss: float) -> float:
 
 
 def _products(products: ArrayLike) -> Floats:
-    """Sort them, the largest first."""
+    """Return the products, the largest first."""
     array = np.asarray(products, np.float64).ravel()
     if array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
         raise InputError("products must be finite numbers of at least 0, and not empty")
