@@ -80,7 +80,7 @@ def _site(config: Config, index: int) -> Site:
         text=f"../../../text/{index}.safetensors",
         base=f"../../../{base_file(config, index)}",
         probe="../../../probe.json",
-        kind=student_options(config, index)["kind"],
+        kind=student_options(config, index).kind,
         local=config.local.model_dump(),
         distill=config.distill.model_dump(),
     )

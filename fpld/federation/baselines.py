@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from fpld.config import Config
     from fpld.storage.folder import Arrays, RunFolder
 
+    Baseline = Callable[[Config, RunFolder, Executor, Callable[[str], None]], list[dict[str, Any]]]
+
 
 def _finetuning(
     config: Config, run: RunFolder, index: int, state: Arrays | None, steps: int, seed: int, rate: float | None
 ) -> tuple[Any, ...]:
-    base, kind = str(run.path / base_file(config, index)), student_options(config, index)["kind"]
+    base, kind = str(run.path / base_file(config, index)), student_options(config, index).kind
     return base, kind, state, [str(run.path / f"text/{index}.safetensors")], steps, seed, rate
 
 
@@ -53,7 +55,7 @@ def pooled(config: Config, run: RunFolder, pool: Executor, report: Callable[[str
     state = pool.submit(
         jobs.finetune,
         str(run.path / base_file(config, None)),
-        config.student["kind"],
+        config.student.kind,
         None,
         [str(text) for text in texts],
         config.local.steps * config.run.rounds,
@@ -92,6 +94,3 @@ def fedavg(config: Config, run: RunFolder, pool: Executor, report: Callable[[str
         state = average(states)
     losses = pool.submit(jobs.evaluate, *evaluation(config, run, state)).result()
     return [{"method": "fedavg", "losses": losses, "uplink_bytes": uplink}]
-
-
-BASELINES = {"alone": alone, "pooled": pooled, "fedavg": fedavg}

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from fpld import students
-from fpld.errors import InputError, QuorumError
+from fpld.errors import QuorumError
 from fpld.federation import jobs
+from fpld.federation.budgets import configured
 from fpld.federation.prepare import base_file, student_options
 from fpld.federation.progress import Progress
-from fpld.protocol import Aggregator, Budget, Settings
+from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs
 from fpld.seeds import derive_key, derive_seed
 from fpld.storage.folder import RunFolder
-from fpld.types import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -72,50 +72,15 @@ class Engine(Protocol):
 def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) -> Settings:
     """Turn a configuration into the aggregator's settings; bits per probe context from here on."""
     vocab, contexts = prepared.vocab, prepared.probe.contexts
-    clips = [node.clip for node in config.nodes]
-    probe = bytes.fromhex(prepared.probe.digest)
-    codec = codecs.get(config.codec.name)
-    key = derive_key(config.run.seed)
-    floors, caps = [], []
-    for index, node in enumerate(config.nodes):
-        plan = Plan(
-            run_key=key, round=0, node=index, probe=probe, contexts=contexts, vocab=vocab, bits=1.0, clip=node.clip
-        )
-        cap = node.bits * vocab if node.bits is not None else (node.uplink or 0.0) * config.budget.deadline / contexts
-        least = codec.least_bits(plan)
-        if cap < least:
-            raise InputError(
-                f"node {node.name!r} may send {cap / vocab:.3g} bits per coordinate a round, the codec "
-                f"{config.codec.name!r} needs {least / vocab:.3g}: raise its bits or uplink, or use fewer contexts"
-            )
-        floors.append(least)
-        caps.append(cap)
-    weights = None
-    if any(node.weight is not None or node.clip is not None for node in config.nodes):
-        weights = np.array(
-            [node.weight if node.weight is not None else (node.clip or 1.0) ** 2 for node in config.nodes]
-        )
-    budget = Budget(
-        caps=np.array(caps),
-        floors=np.array(floors),
-        vocab=vocab,
-        total=None if config.budget.total is None else config.budget.total * vocab,
-        allocator=config.budget.allocator,
-        weights=weights,
-        estimator=config.budget.estimator,
-        warmup=config.budget.warmup,
-        forget=config.budget.forget,
-    )
-    budget.bits(1, None)  # an infeasible total is an error now, not after the first round's training
     return Settings(
         names=[node.name for node in config.nodes],
-        run_key=key,
-        probe=probe,
+        run_key=derive_key(config.run.seed),
+        probe=bytes.fromhex(prepared.probe.digest),
         contexts=contexts,
         vocab=vocab,
         rounds=config.run.rounds,
-        budget=budget,
-        clips=clips,
+        budget=configured(config, contexts=contexts, vocab=vocab),
+        clips=[node.clip for node in config.nodes],
         codec=config.codec.name,
         rule=config.combine.rule,
         against=config.codec.against,
@@ -155,6 +120,8 @@ class Federation:
         self._line: dict[str, Any] = {}
         if self.store.has(CHECKPOINT):
             self._restore()
+        else:
+            self.report(f"budget: {self.aggregator.settings.budget.sharing}")
 
     @property
     def done(self) -> bool:
@@ -245,7 +212,7 @@ class Federation:
         """Return the last student's prediction of the probe set, if the codec codes against one."""
         if not getattr(codecs.get(self.config.codec.name), "uses_prior", False):
             return None
-        base, kind = str(self.run.path / base_file(self.config, None)), self.config.student["kind"]
+        base, kind = str(self.run.path / base_file(self.config, None)), self.config.student.kind
         prior: np.ndarray[Any, np.dtype[np.int16]] = pool.submit(
             jobs.predict, base, kind, self.student, str(self.run.path / "probe.json")
         ).result()
@@ -264,7 +231,7 @@ class Federation:
             "public_weight": config.distill.public_weight,
         }
         public = str(self.run.path / "public.safetensors") if config.distill.public_weight > 0 else None
-        base, kind = str(self.run.path / base_file(config, None)), config.student["kind"]
+        base, kind = str(self.run.path / base_file(config, None)), config.student.kind
         return base, kind, self.student, str(self.run.path / "probe.json"), target, options, public
 
     def _summary(self, combined: Combined, divergence: float) -> dict[str, Any]:
@@ -323,7 +290,7 @@ class Clock:
 
 def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
     """Return the arguments of an evaluation job."""
-    kind = student_options(config, index)["kind"]
+    kind = student_options(config, index).kind
     base = str(run.path / base_file(config, index))
     return base, kind, state, str(run.path / "heldout.safetensors"), config.probe.length
 

@@ -18,6 +18,7 @@ from fpld.federation.training import make_student
 from fpld.storage.arrays import read_arrays
 from fpld.students import load as load_student
 from fpld.students import student_class
+from fpld.students.choice import parse as parse_student
 from tests.tiny_llama import make_llama
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def test_models_load_in_several_threads_at_once(world: Path) -> None:
     # Two threads in the reader of transformers at once left tied weights missing.
     options = {"kind": "huggingface", "path": str(world / "model"), "lora": 2, "length": 8}
     with ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(lambda _: make_student(options, V, 7).state(), range(8)))
+        made = list(threads.map(lambda _: make_student(parse_student(options), V, 7).state(), range(8)))
     assert all(np.array_equal(state[name], made[0][name]) for state in made for name in state)
 
 
