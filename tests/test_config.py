@@ -75,32 +75,32 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
         (
             'allocator = "optimal"',
             'allocator = "best"',
-            "budget.allocator: allocator must be one of inverse, optimal, ",
+            "budget.allocator: allocator must be one of inverse, optimal",
         ),
         ('estimator = "distortion"', 'estimator = "x"', "budget.estimator: estimator must be one of curves, distort"),
         (
             'estimator = "distortion"',
             'estimator = "curves"',
-            "budget: allocator must be left out with the estimator 'cu",
+            "budget: allocator must be left out with the estimator",
         ),
         ("warmup = 1", "forget = 0.5", "budget: forget must be 1 with the estimator 'distortion', which has no memory"),
         (
             'corpus = "sotu"',
             'corpus = "soto"',
-            "data.corpus: corpus must be one of enwik8, pubmed, sotu, wikipedia, go",
+            "data.corpus: corpus must be one of enwik8, pubmed, sotu, wikipedia",
         ),
         ('["alone", "float32"]', '["alone", "zero"]', "baselines.methods[1]: baseline must be one of alone, fedavg,"),
         (
             'kind = "ngram"',
             'kind = "oracle"',
-            "student.kind: student kind must be one of huggingface, ngram, transforme",
+            "student.kind: student kind must be one of huggingface, ngram, tr",
         ),
         ('kind = "ngram"', "", "student.kind: is missing: one of huggingface, ngram, transformer"),
         ('kind = "ngram"', 'kind = ["ngram"]', "student.kind: student kind must be one of"),
         (
             "order = 2",
             "width = 2",
-            "student.width: unknown key: a student of kind 'ngram' has batch, buckets, distill_",
+            "student.width: unknown key: a student of kind 'ngram' has batch, buckets, dis",
         ),
         ("order = 2", "vocab = 512", "student.vocab: unknown key"),
         ("order = 2", "order = true", "student.order: Input should be a valid integer, got True"),
@@ -112,7 +112,7 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
         (
             "clip = 48.0",
             "clip = 48.0\nstudent = {kind = 'ngram', order = -1}",
-            "nodes[2].student.order: must be an integ",
+            "nodes[2].student.order: must be an ",
         ),
         ("clip = 48.0", "clip = 48.0\nstudent = 'ngram'", "nodes[2].student: must be a table with a kind, got 'ngram'"),
     ],
@@ -137,11 +137,11 @@ def test_a_kind_from_outside_is_checked_by_its_own_configuration(monkeypatch: py
 
         @property
         def parameters(self) -> int:
-            return self.vocab**self.depth
+            return self.depth * self.vocab
 
     class Trigram(NGram):
         kind = "trigram"
-        Config = TrigramConfig
+        Config = TrigramConfig  # type: ignore[assignment]
 
     for table in (registry.students, registry.rules):
         monkeypatch.setattr(table, "_loaded", dict(table._loaded))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from fpld import registry
 from fpld.config import load, parse
 from fpld.data import load_tokenizer
 from fpld.errors import InputError, MissingExtraError
@@ -125,7 +126,8 @@ def test_two_runs_give_the_same_bits(world: Path, finished: tuple[list[dict[str,
 
 
 def test_a_tokenizer_of_no_model_is_refused(world: Path) -> None:
-    text = configuration(world).replace('kind = "huggingface"\n        path', 'kind = "transformer"\n        width')
+    before, _, after = configuration(world).partition("[student]")
+    text = f'{before}[student]\nkind = "ngram"\n[local]{after.partition("[local]")[2]}'
     with pytest.raises(InputError, match=r"tokenizer\.path or student\.path must name a model"):
         parse(text, "test")
 
@@ -152,6 +154,7 @@ def test_without_torch_too_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in ("huggingface", "gradient", "transformer"):
         monkeypatch.delitem(sys.modules, f"fpld.students.{name}", raising=False)
+    monkeypatch.setattr(registry.students, "_loaded", {})
     with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
         student_class("huggingface")
 
