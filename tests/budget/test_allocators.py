@@ -189,6 +189,11 @@ def test_equal_slopes_is_what_a_solver_finds() -> None:
         assert loss(bits) <= found.fun * (1 + 1e-6)
 
 
+def test_lamberts_function_is_scipys() -> None:
+    z = np.concatenate([np.linspace(-700, 700, 5000), np.linspace(-3, 3, 5000)])
+    assert allocators._lambert(z) == pytest.approx(special.wrightomega(z), rel=1e-13)
+
+
 def test_equal_slopes_is_lamberts_function() -> None:
     """Without limits a node's bits at a slope e^s are (W(rate^2 e^(level - s) / 2) / rate)^2; s by a root finder."""
     rng = np.random.default_rng(12)
