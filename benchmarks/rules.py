@@ -98,7 +98,7 @@ def change(config: Config, **sections: Any) -> Config:
 
 def study(config: Config, names: Sequence[str], finalists: Sequence[str]) -> list[Row]:
     """Run a federation for each rule, after the first round for the finalists only; return all rows."""
-    one_thread(config.student["kind"])
+    one_thread(config.student.kind)
     with tempfile.TemporaryDirectory() as folder:
         store = RunFolder(Path(folder))
         sequences = prepare(config, store).probe.sequences

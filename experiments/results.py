@@ -31,7 +31,7 @@ from fpld.federation.claim import versions
 from fpld.federation.federation import Federation
 from fpld.federation.log import listen
 from fpld.federation.prepare import prepare
-from fpld.federation.work import Place, work
+from fpld.federation.work import work
 from fpld.numerics import kl
 from fpld.protocol.wire import OVERHEAD, unseal
 from fpld.registry import codecs, rules
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fpld.config import Config
+    from fpld.federation.engine import Absence
     from fpld.federation.prepare import Prepared
     from fpld.protocol import Receipt, Task
 

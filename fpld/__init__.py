@@ -6,7 +6,8 @@ the paper's statements, `fpld.allocators` its allocators, `fpld.rules` its rules
 
 from fpld import registry
 from fpld.budget import allocators
-from fpld.budget.estimators import Moments, distortion_weights
+from fpld.budget.estimators import distortion_weights
+from fpld.budget.moments import Moments
 from fpld.codecs import Codec, UniformCodec
 from fpld.codecs.dither import Dither
 from fpld.errors import BudgetError, FpldError, FrameError, InputError, MissingExtraError

@@ -9,16 +9,39 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
+from fpld import registry
+from fpld.budget.policy import check_choice
 from fpld.errors import InputError
 from fpld.storage.files import read_utf8
+from fpld.students.choice import StudentChoice
+from fpld.students.choice import parse as parse_student
+from fpld.students.configs import HuggingFaceConfig
 from fpld.units import parse_rate
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[Positive, BeforeValidator(parse_rate)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
+# Names of extension points: those of the package, of installed packages, and what a script has registered.
+Codec = Annotated[str, AfterValidator(registry.codecs.check)]
+Rule = Annotated[str, AfterValidator(registry.rules.check)]
+Allocator = Annotated[str, AfterValidator(registry.allocators.check)]
+Estimator = Annotated[str, AfterValidator(registry.estimators.check)]
+Corpus = Annotated[str, AfterValidator(registry.corpora.check)]
+Baseline = Annotated[str, AfterValidator(registry.baselines.check)]
+Student = Annotated[StudentChoice, PlainValidator(parse_student), PlainSerializer(StudentChoice.table)]
 
 
 class Section(BaseModel):
@@ -43,7 +66,7 @@ class RunSection(Section):
 class BaselinesSection(Section):
     """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule."""
 
-    methods: list[Literal["alone", "pooled", "fedavg", "float32"]] = ["alone", "pooled", "fedavg", "float32"]
+    methods: list[Baseline] = ["alone", "pooled", "fedavg", "float32"]
     rate: Positive | None = None
 
 
@@ -55,7 +78,7 @@ class DataSection(Section):
     is kept for evaluation, by whole groups; of a node's text at most `limit` bytes are used.
     """
 
-    corpus: Literal["sotu", "pubmed", "wikipedia", "enwik8"] | None = None
+    corpus: Corpus | None = None
     path: str | None = None
     field: str = "text"
     split: Literal["label", "iid", "dirichlet"] = "label"
@@ -92,7 +115,7 @@ class NodeSection(Section):
     uplink: Rate | None = None
     clip: Positive | None = None
     weight: Positive | None = None
-    student: dict[str, Any] | None = None
+    student: Student | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -102,14 +125,22 @@ class NodeSection(Section):
 
 
 class BudgetSection(Section):
-    """[budget]: bits per coordinate for all nodes together (`total`), and how they are shared out."""
+    """[budget]: bits per coordinate for all nodes together (`total`), and how they are shared out.
+
+    Without an `allocator` it is `optimal`, or the estimator's own.
+    """
 
     total: Positive | None = None
-    allocator: str = "optimal"
-    estimator: Literal["none", "second-moment", "distortion", "curves"] = "none"
+    allocator: Allocator | None = None
+    estimator: Estimator = "none"
     warmup: Count = 1
     forget: Annotated[float, Field(gt=0, le=1)] = 1.0
     deadline: Positive = 60.0
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        check_choice(self.allocator, self.estimator, self.forget)
+        return self
 
 
 class CodecSection(Section):
@@ -118,7 +149,7 @@ class CodecSection(Section):
     `dither` is drawn by each node for itself, or stratified over all nodes, so that errors of nodes that agree cancel.
     """
 
-    name: str = "predictive"
+    name: Codec = "predictive"
     against: Literal["nothing", "own"] = "nothing"
     dither: Literal["stratified", "independent"] = "stratified"
 
@@ -126,7 +157,7 @@ class CodecSection(Section):
 class CombineSection(Section):
     """[combine]: the rule; `broadcast` sends the student's weights, or the combined logits for nodes that differ."""
 
-    rule: str = "mixture"
+    rule: Rule = "mixture"
     broadcast: Literal["weights", "logits"] = "weights"
 
 
@@ -175,7 +206,7 @@ class Config(Section):
     budget: BudgetSection = BudgetSection()
     codec: CodecSection = CodecSection()
     combine: CombineSection = CombineSection()
-    student: dict[str, Any]
+    student: Student
     base: TrainSection | None = None
     local: TrainSection
     distill: TrainSection
@@ -208,8 +239,8 @@ class Config(Section):
     @property
     def model_path(self) -> str:
         """Return the path or name of the pretrained model whose tokenizer is used, or nothing."""
-        path = self.tokenizer.path or self.student.get("path")
-        return path if isinstance(path, str) else ""
+        settings = self.student.settings
+        return self.tokenizer.path or (settings.path if isinstance(settings, HuggingFaceConfig) else "")
 
 
 def parse(text: str, source: str) -> Config:

@@ -1,9 +1,8 @@
 """Extension points by name: one table for each, of what the package brings, what others install, what a script adds.
 
 All have one form. What comes with the package is named as an entry point is, `module:attribute`, and imported when it
-is first asked for. A package from outside joins by an entry point in the group `fpld.codecs`, `fpld.rules`,
-`fpld.allocators` or `fpld.students`; a script joins by `register`.
-A name has one owner: a second one is refused.
+is first asked for. A package from outside joins by an entry point in the group that the table names, such as
+`fpld.codecs`; a script joins by `register`. A name has one owner: a second one is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fpld.budget.allocators import Allocator
+    from fpld.budget.estimators import Estimator
     from fpld.codecs import Codec
+    from fpld.data.corpora import Corpus
+    from fpld.engines.local.baselines import Baseline
     from fpld.rules.builtin import Rule
     from fpld.students import Student
 
@@ -34,7 +36,7 @@ class Registry(Generic[T]):
 
     def register(self, name: str, item: T) -> None:
         """Add an implementation for this process."""
-        if name in self.names():
+        if name in self:
             raise InputError(f"{self.kind} {name!r} exists already: choose another name")
         self._loaded[name] = item
 
@@ -42,15 +44,21 @@ class Registry(Generic[T]):
         """List what can be asked for; nothing is imported for it."""
         return sorted({*self._loaded, *(entry.name for entry in (*self._own, *self._installed()))})
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether this can be asked for; other packages are looked at last, since that takes time."""
+        own = name in self._loaded or any(entry.name == name for entry in self._own)
+        return own or any(entry.name == name for entry in self._installed())
+
+    def check(self, name: str) -> str:
+        """Return the name if it can be asked for; refuse any other, naming those that can."""
+        if name not in self:
+            raise InputError(f"{self.kind} must be one of {', '.join(self.names())}, got {name!r}")
+        return name
+
     def get(self, name: str) -> T:
         """Return the implementation of this name, importing it if need be."""
-        if name not in self._loaded:
-            for entry in (*self._own, *self._installed()):
-                if entry.name == name:
-                    self._loaded[name] = entry.load()
-                    break
-            else:
-                raise InputError(f"{self.kind} must be one of {', '.join(self.names())}, got {name!r}")
+        if self.check(name) not in self._loaded:
+            self._loaded[name] = next(e for e in (*self._own, *self._installed()) if e.name == name).load()
         return self._loaded[name]
 
     def _installed(self) -> EntryPoints:
@@ -80,6 +88,16 @@ allocators: Registry[Allocator] = Registry(
         "square-root": "fpld.budget.labels:square_root",
     },
 )
+estimators: Registry[Estimator] = Registry(
+    "estimator",
+    "fpld.estimators",
+    {
+        "none": "fpld.budget.estimators:NONE",
+        "second-moment": "fpld.budget.estimators:SECOND_MOMENT",
+        "distortion": "fpld.budget.estimators:DISTORTION",
+        "curves": "fpld.budget.curves:CURVES",
+    },
+)
 students: Registry[type[Student]] = Registry(
     "student kind",
     "fpld.students",
@@ -88,4 +106,14 @@ students: Registry[type[Student]] = Registry(
         "transformer": "fpld.students.transformer:Transformer",
         "huggingface": "fpld.students.huggingface:HuggingFace",
     },
+)
+corpora: Registry[Corpus] = Registry(
+    "corpus",
+    "fpld.corpora",
+    {name: f"fpld.data.corpora:{name}" for name in ("sotu", "pubmed", "wikipedia", "enwik8")},
+)
+baselines: Registry[Baseline] = Registry(
+    "baseline",
+    "fpld.baselines",
+    {name: f"fpld.engines.local.baselines:{name}" for name in ("alone", "pooled", "fedavg", "float32")},
 )

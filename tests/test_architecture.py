@@ -18,7 +18,6 @@ Kind = Literal["top", "call", "types"]  # at the top of a module, inside a funct
 
 # Imports that go upwards and must not: to be emptied, never added to.
 KNOWN = {
-    ("federation", "engines"),  # federation/run.py starts the local engine: that belongs to engines/local
     ("report", "planner"),  # plan_charts.py and the plan's page in page.py: they belong to planner
 }
 

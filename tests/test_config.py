@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 
-from fpld import config
+from fpld import InputError, config, registry
 from fpld.config import Config
+from fpld.students.configs import config_class
+from fpld.students.ngram import NGram
 from fpld.units import parse_rate
 
 PAGE = (Path(__file__).parent.parent / "docs/running.md").read_text()
@@ -56,6 +61,108 @@ def test_rates(text: str, rate: float) -> None:
 def test_bad_rates_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a rate such as"):
         parse_rate(text)
+
+
+BASE = config.load("adaptive")[1]
+STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('rule = "mean"', 'rule = "mixtur"', "combine.rule: rule must be one of mean, median, mixture, precision, tr"),
+        ('name = "uniform"', 'name = "uniforn"', "codec.name: codec must be one of float32, predictive, predictive-st"),
+        (
+            'allocator = "optimal"',
+            'allocator = "best"',
+            "budget.allocator: allocator must be one of inverse, optimal",
+        ),
+        ('estimator = "distortion"', 'estimator = "x"', "budget.estimator: estimator must be one of curves, distort"),
+        (
+            'estimator = "distortion"',
+            'estimator = "curves"',
+            "budget: allocator must be left out with the estimator",
+        ),
+        ("warmup = 1", "forget = 0.5", "budget: forget must be 1 with the estimator 'distortion', which has no memory"),
+        (
+            'corpus = "sotu"',
+            'corpus = "soto"',
+            "data.corpus: corpus must be one of enwik8, pubmed, sotu, wikipedia",
+        ),
+        ('["alone", "float32"]', '["alone", "zero"]', "baselines.methods[1]: baseline must be one of alone, fedavg,"),
+        (
+            'kind = "ngram"',
+            'kind = "oracle"',
+            "student.kind: student kind must be one of huggingface, ngram, tr",
+        ),
+        ('kind = "ngram"', "", "student.kind: is missing: one of huggingface, ngram, transformer"),
+        ('kind = "ngram"', 'kind = ["ngram"]', "student.kind: student kind must be one of"),
+        (
+            "order = 2",
+            "width = 2",
+            "student.width: unknown key: a student of kind 'ngram' has batch, buckets, dis",
+        ),
+        ("order = 2", "vocab = 512", "student.vocab: unknown key"),
+        ("order = 2", "order = true", "student.order: Input should be a valid integer, got True"),
+        ("order = 2", "order = 0", "student.order: must be an integer of at least 1, got 0"),
+        ("order = 2", 'device = "tpu"', "student.device: Input should be 'cpu', 'cuda' or 'auto', got 'tpu'"),
+        (STUDENT, 'kind = "transformer"\nwidth = 90', "student.width: must be a multiple of 2 * heads = 8, got 90"),
+        (STUDENT, 'kind = "transformer"\nwidth = "9"', "student.width: Input should be a valid integer, got '9'"),
+        (STUDENT, 'kind = "huggingface"\nlora = 4', "student.path: is missing"),
+        (
+            "clip = 48.0",
+            "clip = 48.0\nstudent = {kind = 'ngram', order = -1}",
+            "nodes[2].student.order: must be an ",
+        ),
+        ("clip = 48.0", "clip = 48.0\nstudent = 'ngram'", "nodes[2].student: must be a table with a kind, got 'ngram'"),
+    ],
+)
+def test_a_name_or_field_that_is_not_known_fails_at_once_and_names_the_key(old: str, new: str, message: str) -> None:
+    assert old in BASE
+    with pytest.raises(InputError) as caught:
+        config.parse(BASE.replace(old, new, 1), "t")
+    assert f"t: {message}" in str(caught.value)
+
+
+def test_reading_a_transformers_table_needs_no_torch() -> None:
+    code = "import sys; from fpld import config; config.load('demo'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_kind_from_outside_is_checked_by_its_own_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class TrigramConfig:
+        vocab: int = 0
+        depth: int = 3
+
+        @property
+        def parameters(self) -> int:
+            return self.depth * self.vocab
+
+    class Trigram(NGram):
+        kind = "trigram"
+        Config = TrigramConfig  # type: ignore[assignment]
+
+    for table in (registry.students, registry.rules):
+        monkeypatch.setattr(table, "_loaded", dict(table._loaded))
+    registry.students.register("trigram", Trigram)
+    registry.rules.register("first", lambda values, _: values[0])
+    text = BASE.replace(STUDENT, 'kind = "trigram"\ndepth = 2').replace('rule = "mean"', 'rule = "first"')
+    assert config.parse(text, "t").student.settings == TrigramConfig(depth=2)
+    with pytest.raises(InputError, match=r"student\.order: unknown key: a student of kind 'trigram' has depth, got 2"):
+        config.parse(text.replace("depth = 2", "order = 2"), "t")
+
+
+def test_what_was_read_can_be_written_and_read_again() -> None:
+    for name in config.presets():
+        loaded, _ = config.load(name)
+        assert Config.model_validate(loaded.model_dump()) == loaded
+
+
+@pytest.mark.parametrize("kind", ["ngram", "transformer", "huggingface"])
+def test_every_field_of_a_student_is_documented(kind: str) -> None:
+    for field in fields(config_class(kind)):
+        assert f"`{field.name}`" in PAGE or field.name in ("vocab", "parameters"), field.name
 
 
 def test_learning_rates_go_from_the_first_to_the_last_round() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.config import Config
+    from fpld.students.choice import StudentChoice
 
 WORDS = [
     "patient",
@@ -33,7 +34,7 @@ WORDS = [
     "while",
     "blood",
 ]
-SMALL = {"kind": "transformer", "layers": 1, "width": 16, "heads": 2, "length": 16, "batch": 4}
+SMALL = {"width": 16, "heads": 2, "length": 16, "batch": 4}
 
 
 @pytest.mark.parametrize("name", configuration.presets())
@@ -103,11 +104,11 @@ def shrink(config: Config, folder: Path) -> Config:
     return config.model_copy(update=sections)
 
 
-def small(student: dict[str, Any] | None) -> dict[str, Any] | None:
+def small(student: StudentChoice | None) -> StudentChoice | None:
     """Return a small student of the same kind; of two transformers that differ, the small ones differ too."""
-    if student is None or student["kind"] == "ngram":
-        return student and {**student, "buckets": 64, "batch": 16}
-    return {**SMALL, "layers": student["layers"]}
+    if student is None or student.kind == "ngram":
+        return student and student.changed(buckets=64, batch=16)
+    return student.changed(**SMALL)
 
 
 def _scaled(uplink: float | None) -> float | None:

@@ -58,13 +58,13 @@ def _federation(seed: int) -> Config:
     config, _ = configuration.load("demo")
     changes = {name: getattr(config, name).model_copy(update=update) for name, update in _SIZES.items()}
     run = config.run.model_copy(update={"seed": seed})
-    return config.model_copy(update={**changes, "run": run, "student": {**config.student, "width": 96}})
+    return config.model_copy(update={**changes, "run": run, "student": config.student.changed(width=96)})
 
 
 def _train(seed: int) -> dict[int, tuple[Array, Array]]:
     """Run the federation; return the nodes' logits and the prior of each round."""
     config = _federation(seed)
-    one_thread(config.student["kind"])
+    one_thread(config.student.kind)
     scenes = {}
     with tempfile.TemporaryDirectory() as name:
         store = RunFolder(Path(name))

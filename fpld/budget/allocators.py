@@ -91,7 +91,8 @@ def equal_slopes(
 ) -> Floats:
     """Allocate so that one more bit buys the same at every node, for losses exp(level_i - rate_i sqrt(B_i)).
 
-    A loss gets flatter as B grows, from as steep as you like to flat, so each slope has its bits; both by bisection.
+    A loss gets flatter as B grows, from as steep as you like to flat, so each slope has its bits: those where
+    rate sqrt(B) exp(rate sqrt(B)) = rate^2 exp(level) / (2 slope). The slope at which they add up: by bisection.
 
     >>> equal_slopes([0.0, 0.0], [0.1, 0.1], total=200).tolist()
     [100.0, 100.0]
@@ -110,12 +111,7 @@ def equal_slopes(
         return logarithm
 
     def bits_at(slope: float) -> Floats:
-        first, last = low, high
-        for _ in range(60):
-            middle = (first + last) / 2
-            steep = steepness(middle) > slope
-            first, last = np.where(steep, middle, first), np.where(steep, last, middle)
-        return (first + last) / 2
+        return np.clip(np.square(_lambert(levels - slope + np.log(rates**2 / 2)) / rates), low, high)
 
     flat, steep = float(steepness(high).min()) - 1, float(steepness(low).max()) + 1
     for _ in range(100):
@@ -192,6 +188,15 @@ def _limits(size: int, total: float, caps: ArrayLike | None, floors: ArrayLike |
     if total > high.sum():
         raise BudgetError(f"total must be at most {high.sum():g}, the sum of the caps, got {total:g}")
     return low, high
+
+
+def _lambert(logarithm: Floats) -> Floats:
+    """Return y > 0 with y exp(y) = exp(logarithm), Lambert's function: Newton's method on y + log y, from below."""
+    z = np.maximum(logarithm, -700.0)  # below, y is nothing
+    y: Floats = np.where(z > 1, z - np.log(np.maximum(z, 1.0)), np.exp(np.minimum(z, 1.0) - 1))
+    for _ in range(8):  # each step doubles the digits
+        y = y * (1 + z - np.log(y)) / (1 + y)
+    return y
 
 
 def _weights(weights: ArrayLike) -> Floats:

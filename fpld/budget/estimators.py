@@ -1,138 +1,164 @@
-"""Weights for the allocator from what the aggregator receives (Algorithm 2 and Corollary 6), and over time.
+"""Estimators: weights for the allocator from what the aggregator receives, round after round.
 
-`Moments` is a state that adds up: feed it every node's decoded logits, read the weights. With `forget = 1` it is
-the paper's warm-up estimator w_i = mean of the squared decoded logits over T_0 rounds, m contexts and V tokens.
-With `forget < 1` the past fades by that factor each round: the streaming variant for nodes whose logits drift,
-with a memory of 1 / (1 - forget) rounds. A node that did not answer keeps its weight.
+An estimator is an object without state of its own. What it knows is a mapping of arrays that the caller holds and a
+checkpoint keeps: `start` makes it, `observe` returns the next one, `weights` reads it. What it wants to be shown,
+and how its weights are used, is data: `wants`.
 
-The second moment is a stand-in. What Theorem 5 asks for is the constant in front of 2^(-2 B_i / V), and
-the codec reports it with every frame: `distortion_weights` reads it off, without any estimation error.
+    none           nothing is estimated: weights are those of the configuration
+    second-moment  the paper's estimator (Algorithm 2): mean squares of the decoded logits
+    distortion     the constant in front of 2^(-2 B_i / V), as Theorem 5 asks for: the codec reports it with every frame
+    curves         loss against bits as measured at each node (`fpld.budget.curves`)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fpld import _check
-from fpld.errors import InputError
-from fpld.numerics import kl
+from fpld.budget.moments import Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from numpy.typing import ArrayLike
 
     from fpld.codecs import Codec
-    from fpld.types import Decoded, Floats, Plan, Reals
+    from fpld.protocol.combining import Sample
+    from fpld.types import Floats, Plan
+
+State = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
+"""What an estimator knows, by name; only it knows what the arrays mean."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Moments:
-    """Sums of squared decoded logits, and how many there were, for each of K nodes.
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What an estimator is shown of a round, and how it is used."""
 
-    >>> warmup = Moments.start(nodes=2).update({0: np.full((5, 3), 2.0), 1: np.full((5, 3), 1.0)})
-    >>> warmup.weights().tolist()
-    [4.0, 1.0]
-    >>> drifting = Moments.start(nodes=1, forget=0.5).update({0: np.ones((1, 4))}).update({0: np.full((1, 4), 3.0)})
-    >>> round(float(drifting.weights()[0]), 3)  # (1 * 0.5 + 9) / (0.5 + 1)
-    6.333
-    """
-
-    total: Floats
-    count: Floats
-    forget: float = 1.0
-
-    @classmethod
-    def start(cls, nodes: int, *, forget: float = 1.0) -> Moments:
-        """Start with nothing seen."""
-        _check.integer("nodes", nodes, least=1)
-        forget = _check.real("forget", forget, above=0.0)
-        if forget > 1:
-            raise InputError(f"forget must be at most 1 (1: nothing is forgotten), got {forget:g}")
-        return cls(np.zeros(nodes), np.zeros(nodes), forget)
-
-    def update(self, decoded: Mapping[int, ArrayLike]) -> Moments:
-        """Take in one round: for each node that answered, its decoded logits (any block shape)."""
-        sums = {
-            node: (float(np.square(values, dtype=np.float64).sum()), np.size(values))
-            for node, values in decoded.items()
-        }
-        return self.add(sums)
-
-    def add(self, sums: Mapping[int, tuple[float, int]]) -> Moments:
-        """Take in one round as sums of squares and their counts, for who decodes block by block."""
-        total, count = self.total.copy(), self.count.copy()
-        for node, (square, size) in sums.items():
-            _check.integer("node", node, most=total.size - 1)
-            total[node] = self.forget * total[node] + square
-            count[node] = self.forget * count[node] + size
-        return replace(self, total=total, count=count)
-
-    def weights(self) -> Floats:
-        """Return w_i for every node; refuse while a node has not been heard at all."""
-        if (self.count == 0).any():
-            raise InputError(f"node {int((self.count == 0).argmax())} has sent nothing yet: it has no weight")
-        weights: Floats = self.total / self.count
-        return weights
+    samples: bool = False  # all nodes' logits on some contexts
+    squares: bool = False  # each node's sum of squared logits over all contexts
+    warmup: bool = True  # the first rounds are uniform, since they are what it learns from
+    forget: bool = False  # lets the past fade by [budget] forget
+    allocator: bool = True  # an allocator shares the total out by its weights; False: it does so itself, by `share`
 
 
-def distortion_weights(decoded: list[Decoded], bits: ArrayLike, vocab: int) -> Floats:
-    """Read Theorem 5's weights off the codec's own report: w_i = mean variance_i * 2^(2 B_i / V).
+class Seen(NamedTuple):
+    """A round as an estimator sees it; entry k of each sequence is that of `nodes[k]`, which answered."""
+
+    nodes: Sequence[int]
+    plans: Sequence[Plan]
+    codec: Codec
+    noise: Floats  # mean variance of a decoded logit
+    squares: Floats  # sum of squared decoded logits, if wanted
+    samples: Sequence[Sample] = ()  # in the order of their contexts, if wanted
+
+
+class Estimator(ABC):
+    """A way to learn what each node's bits are worth."""
+
+    wants: ClassVar[Wants] = Wants()
+
+    def start(self, nodes: int, forget: float = 1.0) -> State:  # noqa: ARG002  # some let the past fade
+        """Return the state before the first round: of each node nothing is known (NaN)."""
+        return {"weights": np.full(nodes, np.nan)}
+
+    @abstractmethod
+    def observe(self, state: State, seen: Seen) -> State:
+        """Return the state after a round."""
+
+    def weights(self, state: State) -> Floats | None:
+        """Return a weight for each node [K]; None while there is nothing to go by.
+
+        A node that was never heard gets the others' geometric mean: an even share of the total.
+        """
+        weights = state["weights"]
+        silent = np.isnan(weights)
+        if not silent.any() or silent.all():
+            return None if silent.all() else weights
+        return np.where(silent, np.exp(np.log(weights[~silent]).mean()), weights)
+
+    def share(self, state: State, total: float, caps: Floats, floors: Floats) -> Floats:
+        """Return the bits of each node; for estimators that want no allocator."""
+        raise NotImplementedError(f"{type(self).__name__} wants no allocator, so it must share the total out itself")
+
+
+class Nothing(Estimator):
+    """Estimate nothing."""
+
+    wants = Wants(warmup=False)
+
+    def start(self, nodes: int, forget: float = 1.0) -> State:  # noqa: ARG002  # nothing fades
+        """Return no state."""
+        return {}
+
+    def observe(self, state: State, seen: Seen) -> State:  # noqa: ARG002  # it does not look
+        """Return no state."""
+        return state
+
+    def weights(self, state: State) -> Floats | None:  # noqa: ARG002  # nothing is known
+        """Return None: the weights are those of the configuration."""
+        return None
+
+
+class SecondMoment(Estimator):
+    """Average squared decoded logits, as the paper does."""
+
+    wants = Wants(squares=True, forget=True)
+
+    def start(self, nodes: int, forget: float = 1.0) -> State:
+        """Return empty sums."""
+        return self._state(Moments.start(nodes, forget=forget))
+
+    def observe(self, state: State, seen: Seen) -> State:
+        """Add a round's squares."""
+        count = seen.plans[0].contexts * seen.plans[0].vocab
+        sums = {node: (float(square), count) for node, square in zip(seen.nodes, seen.squares, strict=True)}
+        return self._state(self._moments(state).add(sums))
+
+    def weights(self, state: State) -> Floats | None:
+        """Return the mean squares, once every node has been heard."""
+        moments = self._moments(state)
+        return moments.weights() if moments.complete else None
+
+    def _state(self, moments: Moments) -> State:
+        return {"total": moments.total, "count": moments.count, "forget": np.array([moments.forget])}
+
+    def _moments(self, state: State) -> Moments:
+        return Moments(state["total"], state["count"], float(state["forget"][0]))
+
+
+class Distortion(Estimator):
+    """Read Theorem 5's weights off the codec's own report; the last round's count."""
+
+    def observe(self, state: State, seen: Seen) -> State:
+        """Replace the weights of the nodes that answered."""
+        found = distortion_weights(seen.noise, [plan.bits for plan in seen.plans], seen.plans[0].vocab)
+        return {**state, "weights": replaced(state["weights"], seen.nodes, found)}
+
+
+def distortion_weights(noise: ArrayLike, bits: ArrayLike, vocab: int) -> Floats:
+    """Compute Theorem 5's weights from the mean variance of what each node sent: w_i = noise_i * 2^(2 B_i / V).
 
     Up to the factor 1/3 these are the L_i^2 of the remark on heterogeneous clips; factors drop out.
 
-    >>> from fpld.types import Decoded
-    >>> distortion_weights([Decoded(np.zeros(1), np.full(1, 0.25)), Decoded(np.zeros(1), np.full(1, 4.0))],
-    ...                    [256.0, 256.0], vocab=256).tolist()
+    >>> distortion_weights([0.25, 4.0], [256.0, 256.0], vocab=256).tolist()
     [1.0, 16.0]
     """
-    rates = _check.vector("bits", bits, size=len(decoded))
-    noise = np.array([float(np.mean(reply.variance, dtype=np.float64)) for reply in decoded])
-    weights: Floats = noise * np.exp2(2 * rates / vocab)
+    noise = _check.vector("noise", noise)
+    bits = _check.vector("bits", bits, size=noise.size)
+    weights: Floats = noise * np.exp2(2 * bits / vocab)
     return weights
 
 
-@dataclass(slots=True)
-class Agreement:
-    """Find out whether nodes agree about what the prior does not know: then stratified dither pays.
-
-    They do if what they sent differs by far less than it says, and by about as much as the codec's own error.
-    """
-
-    said: float = 0.0
-    apart: float = 0.0
-    noise: float = 0.0
-
-    def add(self, residuals: Reals, variance: Reals, weights: Reals) -> None:
-        """Take a block: residuals to the prior and their variance [K, rows, V], combined probabilities [rows, V]."""
-        if len(residuals) > 1:
-            self.said += float(np.einsum("kij,ij->", np.square(residuals), weights) / len(residuals))
-            self.apart += float((residuals.var(axis=0, ddof=1) * weights).sum())
-            self.noise += float(np.einsum("kij,ij->", variance, weights) / len(residuals))
-
-    @property
-    def reached(self) -> bool:
-        """Return whether the nodes agree."""
-        return self.apart < min(0.1 * self.said, 2 * self.noise)
+def replaced(values: Floats, nodes: Sequence[int], found: ArrayLike) -> Floats:
+    """Return a copy of one value for each node, with those of `nodes` replaced."""
+    values = values.copy()
+    values[list(nodes)] = found
+    return values
 
 
-def loss_curve(codec: Codec, plan: Plan, values: Reals, noise: float) -> Floats:
-    """Return level and rate of log loss = level - rate sqrt(bits) for a node, from what it sent in a round.
-
-    Its decoded logits on some contexts, `values`, are coded again with half and a quarter of the bits. What that loses,
-    on top of the `noise` in them (both as KL, in nats per context), is what the node would have lost with fewer bits.
-    """
-    points = [(plan.bits, noise)]
-    for share in (0.5, 0.25):
-        fewer = replace(plan, bits=share * plan.bits)
-        if fewer.bits >= codec.least_bits(fewer):
-            decoded = codec.decode(codec.encode(values, fewer), fewer).values
-            points.append((fewer.bits, noise + float(kl(values, decoded - values).mean())))
-    bits, losses = np.array(points).T
-    roots, logs = np.sqrt(bits), np.log(np.maximum(losses, 1e-30))
-    rate = -np.polyfit(roots, logs, 1)[0] if len(points) > 1 else 0.0
-    rate = max(float(rate), 1e-6 / float(roots[0]))
-    return np.array([logs.mean() + rate * roots.mean(), rate])
+NONE, SECOND_MOMENT, DISTORTION = Nothing(), SecondMoment(), Distortion()

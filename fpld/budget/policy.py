@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.budget.allocators import equal_slopes
-from fpld.registry import allocators
+from fpld.errors import BudgetError, InputError
+from fpld.registry import allocators, estimators
 
 if TYPE_CHECKING:
+    from fpld.budget.estimators import State
     from fpld.types import Floats
 
-Estimator = Literal["none", "second-moment", "distortion", "curves"]
+ALLOCATOR = "optimal"
+"""The allocator of estimators that want one, if none is named."""
+_CLOSE = 1e-6  # of the total: how far rounding may take an allocator from it
+
+
+def check_choice(allocator: str | None, estimator: str, forget: float) -> None:
+    """Refuse what the estimator would ignore."""
+    wants = estimators.get(estimator).wants
+    if allocator is not None and not wants.allocator:
+        raise InputError(
+            f"allocator must be left out with the estimator {estimator!r}, which shares the total out itself, "
+            f"got {allocator!r}"
+        )
+    if forget < 1 and not wants.forget:
+        raise InputError(f"forget must be 1 with the estimator {estimator!r}, which has no memory, got {forget:g}")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -22,31 +37,66 @@ class Budget:
 
     Without a total every node sends at its cap. With one, `allocator` shares it out by the nodes' weights; with an
     `estimator` they are estimated, and the first `warmup` rounds are uniform (Algorithm 2). `forget` < 1 lets the
-    estimate fade, for nodes that drift. The estimator `curves` has two numbers for each node, level and rate of its
-    measured loss, and shares the total out by equal slopes.
+    estimate fade, for nodes that drift. Without an allocator it is `optimal`, or the estimator's own.
     """
 
     caps: Floats
     floors: Floats
     vocab: int
     total: float | None = None
-    allocator: str = "optimal"
+    allocator: str | None = None
     weights: Floats | None = None
-    estimator: Estimator = "none"
+    estimator: str = "none"
     warmup: int = 1
     forget: float = 1.0
 
-    def bits(self, round: int, estimate: Floats | None) -> Floats:
-        """Return the bits per probe context of each node in a round, from the weights estimated so far."""
+    def __post_init__(self) -> None:
+        check_choice(self.allocator, self.estimator, self.forget)
+
+    def bits(self, round: int, estimate: State | None = None) -> Floats:
+        """Return the bits per probe context of each node in a round, from what the estimator knows so far."""
         if self.total is None:
             return self.caps
-        weights = self.weights if self.weights is not None else np.ones_like(self.caps)
-        name = self.allocator
-        if self.estimator != "none":
-            if round <= self.warmup or estimate is None:
-                name = "uniform"
-            elif self.estimator == "curves":
-                return equal_slopes(estimate[:, 0], estimate[:, 1], self.total, self.caps, self.floors)
-            else:
-                weights = estimate
-        return allocators.get(name)(weights, self.total, self.vocab, self.caps, self.floors)
+        estimator = estimators.get(self.estimator)
+        known = None if estimate is None else estimator.weights(estimate)
+        if estimator.wants.warmup and (round <= self.warmup or known is None):
+            return self._allocate("uniform", np.ones_like(self.caps))
+        if estimate is not None and not estimator.wants.allocator:
+            bits = estimator.share(estimate, self.total, self.caps, self.floors)
+            return self._within(bits, f"estimator {self.estimator!r}")
+        given = np.ones_like(self.caps) if self.weights is None else self.weights
+        return self._allocate(self.allocator or ALLOCATOR, given if known is None else known)
+
+    @property
+    def sharing(self) -> str:
+        """Say how bits are shared out, for people."""
+        wants = estimators.get(self.estimator).wants
+        if self.total is None:
+            return "every node sends at its limit"
+        allocator = f"the allocator {self.allocator or ALLOCATOR!r}"
+        if not wants.warmup:
+            return f"the total is shared out by {allocator}"
+        named = f"the estimator {self.estimator!r}"
+        later = f"{allocator} with weights of {named}" if wants.allocator else f"{named} itself"
+        return f"the total is shared out evenly until round {self.warmup}, then by {later}"
+
+    def _allocate(self, name: str, weights: Floats) -> Floats:
+        bits = allocators.get(name)(weights, self.total or 0.0, self.vocab, self.caps, self.floors)
+        return self._within(bits, f"allocator {name!r}")
+
+    def _within(self, bits: Floats, whose: str) -> Floats:
+        """Check what came from outside: the total, shared out within caps and floors."""
+        total, room = self.total or 0.0, _CLOSE * (self.total or 0.0)
+        found = np.asarray(bits, np.float64)
+        if found.shape != self.caps.shape or not np.isfinite(found).all():
+            raise BudgetError(f"{whose} must return a number of bits for each of {self.caps.size} nodes, got {bits!r}")
+        outside = (found < self.floors - room) | (found > self.caps + room)
+        if outside.any():
+            worst = int(outside.argmax())
+            raise BudgetError(
+                f"{whose} must keep node {worst} between its floor {self.floors[worst]:g} and its cap "
+                f"{self.caps[worst]:g} bits per probe context, got {found[worst]:g}"
+            )
+        if abs(found.sum() - total) > room:
+            raise BudgetError(f"{whose} must share out the total of {total:g} bits, got a sum of {found.sum():g}")
+        return np.clip(found, self.floors, self.caps)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fpld import _check
 from fpld.cli.arguments import numbers, one_or_each, rates, sizes, words
 from fpld.errors import InputError
-from fpld.planner import Known, Site, forecast, least_total, shortest_deadline
-from fpld.planner.tables import advice, policy_rows, site_rows
+from fpld.planner import Known, Sender, forecast, least_total, shortest_deadline
+from fpld.planner.rows import advice, policy_rows, site_rows
 from fpld.registry import allocators
 from fpld.storage.files import write_shared
 
@@ -110,7 +110,7 @@ def _known(arguments: argparse.Namespace, source: Source | None) -> Known:
             if name not in given:
                 raise InputError(f"--{name} must be given, or CONFIG")
         count = _count(arguments)
-        known = Known(tuple(Site(f"site-{i + 1}") for i in range(count)), **given)
+        known = Known(tuple(Sender(f"site-{i + 1}") for i in range(count)), **given)
     else:
         if arguments.names is not None:
             raise InputError("--names is for a plan without CONFIG, which names its nodes itself")
@@ -130,7 +130,7 @@ def _count(arguments: argparse.Namespace) -> int:
     return max(counts)
 
 
-def _sites(arguments: argparse.Namespace, known: Known) -> tuple[Site, ...]:
+def _sites(arguments: argparse.Namespace, known: Known) -> tuple[Sender, ...]:
     """Apply the lists of the command line to the sites, and check that each has an entry for every site."""
     count, sites = len(known.sites), list(known.sites)
 

@@ -5,7 +5,7 @@ tokens, `probe` draws the public contexts on which all nodes are compared.
 Nothing here needs torch; what needs the `text` extra imports it when it is first used.
 """
 
-from fpld.data.corpora import CORPORA, corpus
+from fpld.data.corpora import corpus
 from fpld.data.documents import Document
 from fpld.data.fetch import fetch
 from fpld.data.probe import ProbeSet
@@ -14,7 +14,6 @@ from fpld.data.split import by_label, dirichlet, hold_out, iid
 from fpld.data.tokenize import BpeTokenizer, ByteTokenizer, Tokenizer, bits_per_byte, encode_documents, load_tokenizer
 
 __all__ = [
-    "CORPORA",
     "BpeTokenizer",
     "ByteTokenizer",
     "Document",

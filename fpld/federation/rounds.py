@@ -9,23 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from fpld import students
-from fpld.errors import InputError
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
+from fpld.federation.budgets import configured
 from fpld.federation.state import State
-from fpld.protocol import Aggregator, Budget, Settings
+from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs
 from fpld.seeds import derive_key, derive_seed
-from fpld.types import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
+
+    import numpy as np
 
     from fpld.config import Config
     from fpld.federation.prepare import Public
@@ -145,50 +144,15 @@ def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> L
 def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) -> Settings:
     """Turn a configuration into the aggregator's settings; bits per probe context from here on."""
     vocab, contexts = prepared.vocab, prepared.probe.contexts
-    clips = [node.clip for node in config.nodes]
-    probe = bytes.fromhex(prepared.probe.digest)
-    codec = codecs.get(config.codec.name)
-    key = derive_key(config.run.seed)
-    floors, caps = [], []
-    for index, node in enumerate(config.nodes):
-        plan = Plan(
-            run_key=key, round=0, node=index, probe=probe, contexts=contexts, vocab=vocab, bits=1.0, clip=node.clip
-        )
-        cap = node.bits * vocab if node.bits is not None else (node.uplink or 0.0) * config.budget.deadline / contexts
-        least = codec.least_bits(plan)
-        if cap < least:
-            raise InputError(
-                f"node {node.name!r} may send {cap / vocab:.3g} bits per coordinate a round, the codec "
-                f"{config.codec.name!r} needs {least / vocab:.3g}: raise its bits or uplink, or use fewer contexts"
-            )
-        floors.append(least)
-        caps.append(cap)
-    weights = None
-    if any(node.weight is not None or node.clip is not None for node in config.nodes):
-        weights = np.array(
-            [node.weight if node.weight is not None else (node.clip or 1.0) ** 2 for node in config.nodes]
-        )
-    budget = Budget(
-        caps=np.array(caps),
-        floors=np.array(floors),
-        vocab=vocab,
-        total=None if config.budget.total is None else config.budget.total * vocab,
-        allocator=config.budget.allocator,
-        weights=weights,
-        estimator=config.budget.estimator,
-        warmup=config.budget.warmup,
-        forget=config.budget.forget,
-    )
-    budget.bits(1, None)  # an infeasible total is an error now, not after the first round's training
     return Settings(
         names=[node.name for node in config.nodes],
-        run_key=key,
-        probe=probe,
+        run_key=derive_key(config.run.seed),
+        probe=bytes.fromhex(prepared.probe.digest),
         contexts=contexts,
         vocab=vocab,
         rounds=config.run.rounds,
-        budget=budget,
-        clips=clips,
+        budget=configured(config, contexts=contexts, vocab=vocab),
+        clips=[node.clip for node in config.nodes],
         codec=config.codec.name,
         rule=config.combine.rule,
         against=config.codec.against,

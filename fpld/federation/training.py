@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld import students
-from fpld.errors import InputError
 from fpld.numerics import log_softmax, split
 from fpld.students import Student, student_class
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from fpld.storage.folder import Arrays
+    from fpld.students.choice import StudentChoice
 
 _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
 
 
-def make_student(options: Mapping[str, Any], vocab: int, seed: int) -> Student:
-    """Make a student from a [student] table: its kind, and the fields of that kind's configuration."""
-    fields = dict(options)
-    kind = fields.pop("kind", None)
-    if not isinstance(kind, str):
-        raise InputError("student.kind must be given, such as 'transformer' or 'ngram'")
-    cls: Any = student_class(kind)
-    one_thread(kind)
-    device = fields.pop("device", "cpu")
-    try:
-        config = cls.Config(vocab=vocab, **fields)
-    except TypeError as error:
-        raise InputError(f"student: unknown or wrong field for kind {kind!r}: {error}") from None
-    # Not every kind draws its first weights or knows devices.
-    given = {"seed": seed, "device": device}
-    known = inspect.signature(cls).parameters
-    return cls(config, **{name: value for name, value in given.items() if name in known})  # type: ignore[no-any-return]
+def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
+    """Make the student of a [student] table, for a vocabulary of V tokens."""
+    one_thread(choice.kind)
+    return student_class(choice.kind).make(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
 
 
 def open_student(base: Path, state: Arrays | None = None) -> Student:

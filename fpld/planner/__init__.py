@@ -1,6 +1,7 @@
 """The operator's planner: from links, a deadline and clip levels to bits, bytes, seconds and a bracket of the loss."""
 
+from fpld.budget.limits import Sender
 from fpld.planner.forecast import POLICIES, Forecast, forecast, least_total, shortest_deadline
-from fpld.planner.known import Known, Site
+from fpld.planner.known import Known
 
-__all__ = ["POLICIES", "Forecast", "Known", "Site", "forecast", "least_total", "shortest_deadline"]
+__all__ = ["POLICIES", "Forecast", "Known", "Sender", "forecast", "least_total", "shortest_deadline"]

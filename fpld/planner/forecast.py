@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld import _check
+from fpld.budget.limits import KINDS
 from fpld.budget.policy import Budget
 from fpld.errors import BudgetError, InputError
 from fpld.paper import theory
-from fpld.planner.known import LIMITS
 from fpld.registry import allocators
 from fpld.units import show_size
 
@@ -64,9 +64,9 @@ class Forecast:
     @property
     def held_by(self) -> list[str]:
         """Say for each site what holds it: `link`, `cap`, `codec`, or nothing."""
-        limits = self.known.limits()
+        limits = self.known.uplinks.limits().most
         held = np.isclose(self.bits, limits.min(axis=0), rtol=1e-9)
-        return [LIMITS[int(which)] if at else "" for at, which in zip(held, limits.argmin(axis=0), strict=True)]
+        return [KINDS[int(which)] if at else "" for at, which in zip(held, limits.argmin(axis=0), strict=True)]
 
     @property
     def upper(self) -> theory.Upper | None:
@@ -98,7 +98,7 @@ class Forecast:
         now = self.upper
         if now is None:
             return [None] * len(self.bits)
-        most = self.known.limits()[LIMITS.index("codec")]
+        most = self.known.uplinks.limits().most[KINDS.index("codec")]
         gains: list[float | None] = []
         for site in range(len(self.bits)):
             more = self.bits.copy()
@@ -142,7 +142,7 @@ def forecast(known: Known, policy: str = "optimal", total: float | None = None) 
     """Share out `total` bits per probe context by a policy; without a total every site sends at its cap."""
     allocators.get(policy)
     caps, floors = known.caps(), known.floors()
-    own = known.limits()[:2].min(axis=0)
+    own = known.uplinks.limits().most[:2].min(axis=0)
     if total is None and not np.isfinite(own).all():
         unbounded = known.sites[int((~np.isfinite(own)).argmax())].name
         raise InputError(f"total must be given, or a limit for every site: {unbounded!r} has no link with a deadline")
@@ -151,7 +151,7 @@ def forecast(known: Known, policy: str = "optimal", total: float | None = None) 
         if not least <= total <= most:
             raise BudgetError(f"total must be {_between(known, float(least), float(most))}, got {_size(known, total)}")
     budget = Budget(caps, floors, known.vocab, total, policy, known.weights)
-    return Forecast(known, policy, budget.bits(1, None))
+    return Forecast(known, policy, budget.bits(1))
 
 
 def least_total(known: Known, kl: float) -> Forecast:
@@ -168,7 +168,7 @@ def shortest_deadline(known: Known, kl: float) -> Forecast:
     """Return the plan of shortest deadline, every site sending at its cap, whose upper bound is at most `kl`."""
     if any(site.rate is None for site in known.sites):
         raise InputError("a deadline needs the link of every site")
-    least = known.least_deadline() * (1 + 1e-9) or 1e-6
+    least = known.uplinks.least_deadline() * (1 + 1e-9) or 1e-6
     most = max(least, 1.0)
 
     def at(deadline: float) -> Forecast:

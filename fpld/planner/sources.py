@@ -13,12 +13,12 @@ from tomlkit.exceptions import TOMLKitError
 
 from fpld import config as configuration
 from fpld.budget.estimators import distortion_weights
+from fpld.budget.limits import senders
 from fpld.errors import InputError
 from fpld.planner.forecast import Forecast
-from fpld.planner.known import Known, Site
+from fpld.planner.known import Known
 from fpld.report.runs import read_run
 from fpld.storage.files import read_json
-from fpld.types import Decoded
 from fpld.units import show_rate, show_size
 
 if TYPE_CHECKING:
@@ -113,17 +113,7 @@ def write(source: Source, plan: Forecast) -> str:
 def _from_config(config: Config, text: str, contexts: int | None, vocab: int | None) -> Source:
     vocab = vocab or _vocab(config)
     contexts = contexts or config.probe.contexts
-    sites = tuple(
-        Site(
-            node.name,
-            node.uplink,
-            math.inf if node.bits is None else node.bits * vocab,
-            node.weight,
-            node.clip,
-            ranged=node.clip is None,
-        )
-        for node in config.nodes
-    )
+    sites = senders(config.nodes, vocab)
     deadline = config.budget.deadline if any(site.rate is not None for site in sites) else None
     known = Known(
         sites,
@@ -155,8 +145,7 @@ def _weights(known: Known, line: Line) -> list[float] | None:
     if len(noise) < len(known.sites) or min(noise) <= 0 or not all(site.ranged for site in known.sites):
         return None
     bits = known.vocab * known.paper_bits(np.array(line.bits_allotted) * known.vocab)
-    replies = [Decoded(np.zeros(1), np.full(1, value)) for value in noise]
-    return [float(weight) for weight in distortion_weights(replies, bits, known.vocab)]
+    return [float(weight) for weight in distortion_weights(noise, bits, known.vocab)]
 
 
 def _found(known: Known, bits: Floats) -> float:

@@ -20,7 +20,7 @@ from fpld.codecs import check
 from fpld.errors import FrameError, InputError, QuorumError
 from fpld.numerics import split
 from fpld.protocol.combining import Replies
-from fpld.protocol.learning import Learner, Observer
+from fpld.protocol.learning import Learner, RoundObserver
 from fpld.protocol.messages import Against, Broadcast, Task
 from fpld.protocol.spool import MEMORY, Spool
 from fpld.protocol.states import AGGREGATOR, follow
@@ -111,8 +111,8 @@ class Aggregator:
 
     @property
     def weights(self) -> Floats | None:
-        """Return the nodes' estimated weights, once there are any; with loss curves, level and rate of each."""
-        return self._learner.estimate
+        """Return the nodes' estimated weights [K], once there are any."""
+        return self._learner.weights
 
     @property
     def noise(self) -> Floats:
@@ -189,7 +189,7 @@ class Aggregator:
         codec, plans = codecs.get(s.codec), [self._plans[node] for node in nodes]
         own = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
         payloads = [payload_of(self._spool.get(node)) for node in nodes]
-        observer = Observer(self._learner, nodes, plans)
+        observer = RoundObserver(self._learner, nodes, plans)
         sums = Replies(codec, rules.get(s.rule), payloads, plans, own).combine(observer, s.threads)
         observer.close(codec, sums)
         self._learner.learn_tables(self._learnt)

@@ -1,10 +1,10 @@
 """A node asks for blocks of the prior that it cannot compute as the aggregator did.
 
-    offset  bytes  field
-         0      4  magic "FPAS"
-         4      4  number of blocks n
-         8   4 * n  the blocks' numbers, rising
-              16    checksum over all before it and over the plan; with a key it is a MAC
+offset  bytes  field
+0      4  magic "FPAS"
+4      4  number of blocks n
+8   4 * n  the blocks' numbers, rising
+16    checksum over all before it and over the plan; with a key it is a MAC
 """
 
 from __future__ import annotations

@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.budget.estimators import Agreement, Moments, loss_curve
+from fpld.budget.agreement import Agreement
+from fpld.budget.estimators import Seen
 from fpld.codecs.prior import EIGHTHS
-from fpld.numerics import softmax
+from fpld.registry import estimators
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fpld.budget.estimators import State
     from fpld.budget.policy import Budget
     from fpld.codecs import Codec
     from fpld.protocol.combining import Sample, Sums
     from fpld.types import Floats, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_ESTIMATE = "estimate/"
 
 
 class Learner:
-    """Hold what is known from earlier rounds; `Observer` adds a round to it."""
+    """Hold what is known from earlier rounds; `RoundObserver` adds a round to it."""
 
     def __init__(self, nodes: int, budget: Budget) -> None:
-        self.nodes, self.budget = nodes, budget
-        self.moments = Moments.start(nodes, forget=budget.forget)
-        self.estimate: Floats | None = None
+        self.nodes = nodes
+        self.estimator = estimators.get(budget.estimator)
+        self.estimate: State = self.estimator.start(nodes, budget.forget)
         self.noise: Floats = np.zeros(nodes)  # of the last round, for a person to see
         self.tables: Array | None = None
         self.agree = False
 
+    @property
+    def weights(self) -> Floats | None:
+        """Return the nodes' estimated weights [K], once there are any."""
+        return self.estimator.weights(self.estimate)
+
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return what a checkpoint must hold: arrays, and a JSON object."""
-        arrays: dict[str, Array] = {"moments_total": self.moments.total, "moments_count": self.moments.count}
-        if self.estimate is not None:
-            arrays["estimate"] = self.estimate
+        arrays: dict[str, Array] = {_ESTIMATE + name: value for name, value in self.estimate.items()}
         if self.tables is not None:
             arrays["tables"] = self.tables
         return arrays, {"agree": self.agree}
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
-        self.moments = Moments(arrays["moments_total"], arrays["moments_count"], self.budget.forget)
-        self.estimate, self.tables, self.agree = arrays.get("estimate"), arrays.get("tables"), bool(meta["agree"])
+        self.estimate = {name.removeprefix(_ESTIMATE): a for name, a in arrays.items() if name.startswith(_ESTIMATE)}
+        self.tables, self.agree = arrays.get("tables"), bool(meta["agree"])
 
     def learn_tables(self, learnt: Mapping[int, Array]) -> None:
         """Begin the next round with the mean of what the codec has learnt at the nodes, in integers."""
@@ -54,59 +59,31 @@ class Learner:
             self.tables = (tables.sum(axis=0) // len(tables)).astype(np.uint16)
 
 
-class Observer:
-    """Look at one round as it is combined."""
+class RoundObserver:
+    """Look at one round as it is combined, and hand over to the learner what it has shown."""
 
     def __init__(self, learner: Learner, nodes: Sequence[int], plans: Sequence[Plan]) -> None:
         self.learner, self.nodes, self.plans = learner, list(nodes), plans
         self.prior = plans[0].prior
-        self.curves = learner.budget.estimator == "curves"
-        self.samples = self.prior is not None or self.curves
-        self.squares = learner.budget.estimator == "second-moment"
-        self.felt = np.zeros(len(plans))
+        self.wants = learner.estimator.wants
+        self.samples = self.prior is not None or self.wants.samples
+        self.squares = self.wants.squares
         self.agreement = Agreement()
         self.seen: list[Sample] = []
 
     def look(self, sample: Sample) -> None:
         """Take all nodes' logits on some contexts."""
-        if self.curves:
+        if self.wants.samples:
             self.seen.append(sample)
-            for k, (values, variance) in enumerate(zip(sample.values, sample.variance, strict=True)):
-                self.felt[k] += float((softmax(values) * variance).sum()) / 2
         if self.prior is not None:
             prior = self.prior[sample.rows.start : sample.rows.stop] / np.float32(EIGHTHS)
             self.agreement.add(sample.values - prior, sample.variance, sample.combined)
 
     def close(self, codec: Codec, sums: Sums) -> None:
         """Hand over what the round has shown."""
-        learner, budget = self.learner, self.learner.budget
-        coordinates = sums.target.size
+        learner, noise = self.learner, sums.noise / sums.target.size
         learner.agree = self.agreement.reached
         learner.noise = np.zeros(learner.nodes)
-        learner.noise[self.nodes] = sums.noise / coordinates
-        if self.squares:
-            squares = zip(self.nodes, sums.squares, strict=True)
-            learner.moments = learner.moments.add({node: (float(square), coordinates) for node, square in squares})
-            if (learner.moments.count > 0).all():
-                learner.estimate = learner.moments.weights()
-        if budget.estimator == "distortion":
-            bits = np.array([plan.bits for plan in self.plans])
-            found = sums.noise / coordinates * np.exp2(2 * bits / self.plans[0].vocab)
-            self._keep(found, np.ones(learner.nodes))
-        if self.curves:
-            curves = np.array([self._curve(codec, k) for k in range(len(self.nodes))])
-            self._keep(curves, np.tile(curves.mean(axis=0), (learner.nodes, 1)))
-
-    def _keep(self, found: Floats, unknown: Floats) -> None:
-        """Replace what is known of the nodes that answered; of the others keep the last, or what is assumed."""
-        estimate = unknown if self.learner.estimate is None else self.learner.estimate.copy()
-        estimate[self.nodes] = found
-        self.learner.estimate = estimate
-
-    def _curve(self, codec: Codec, k: int) -> Floats:
-        values = np.concatenate([sample.values[k] for sample in self.seen])
-        prior = None
-        if self.prior is not None:
-            prior = np.concatenate([self.prior[sample.rows.start : sample.rows.stop] for sample in self.seen])
-        plan = replace(self.plans[k], contexts=len(values), prior=prior)
-        return loss_curve(codec, plan, values, float(self.felt[k]) / len(values))
+        learner.noise[self.nodes] = noise
+        seen = Seen(self.nodes, self.plans, codec, noise, sums.squares, self.seen)
+        learner.estimate = learner.estimator.observe(learner.estimate, seen)

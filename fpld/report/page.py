@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
 from fpld.errors import MissingExtraError
-from fpld.planner.tables import advice, policy_rows, site_rows
+from fpld.planner.rows import advice, policy_rows, site_rows
 from fpld.report import tables
 from fpld.report.charts import comparison_charts, run_charts
 from fpld.report.plan_charts import plan_charts

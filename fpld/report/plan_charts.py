@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.planner.forecast import forecast
-from fpld.planner.tables import policies
+from fpld.planner.rows import policies
 from fpld.report.chart import Axis, Chart, Series
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ class Student(ABC):
     """A language model over `vocab` token ids, with parameters that can be sent, averaged and stored.
 
     A new kind of student gives the abstract methods below and a frozen dataclass as `Config`, with at least
-    `vocab` and the number of `parameters`; the rest, with its checks, is here. Public methods validate; those
-    with an underscore trust their arguments.
+    `vocab` (0 until it is known) and the number of `parameters`; the rest, with its checks, is here. Public
+    methods validate; those with an underscore trust their arguments.
     """
 
     kind: ClassVar[str]
@@ -67,8 +67,8 @@ class Student(ABC):
 
     @classmethod
     @abstractmethod
-    def _make(cls, config: Any) -> Self:
-        """Make a student whose parameters do not matter, since a state is loaded next."""
+    def make(cls, config: Any, *, seed: int, device: str = "cpu") -> Self:
+        """Make a student; `seed` draws its first parameters, `device` is "cpu", "cuda" or "auto"."""
 
     @abstractmethod
     def state(self) -> dict[str, np.ndarray]:
@@ -212,7 +212,7 @@ class Student(ABC):
 
     def copy(self) -> Self:
         """Return a student with the same parameters that shares none of them."""
-        other = self._make(self.config)
+        other = self.make(self.config, seed=0)
         other._set_state(self.state())
         return other
 
@@ -232,7 +232,7 @@ class Student(ABC):
             config = cls.Config(**json.loads(metadata["config"]))
             # Before anything is made: a lying configuration must not make us allocate.
             _check_size(config.parameters, sum(array.size for array in state.values()))
-            student = cls._make(config)
+            student = cls.make(config, seed=0)
             student.load_state(state)
         except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: must hold a sound {cls.kind} student, but {error}") from error
@@ -283,6 +283,12 @@ def check_count(name: str, value: int, least: int) -> None:
     """Refuse a value that is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def check_vocab(vocab: int) -> None:
+    """Refuse a vocabulary size that is neither at least 2 nor 0, which stands for one that is not known yet."""
+    if vocab != 0:
+        check_count("vocab", vocab, 2)
 
 
 def check_training(steps: int, seed: int, rate: float | None) -> None:

@@ -13,10 +13,8 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import math
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,6 +22,7 @@ from fpld.data.pretrained import PretrainedTokenizer
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.arrays import read_arrays
 from fpld.students.base import check_count
+from fpld.students.configs import HuggingFaceConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,46 +42,6 @@ BLOCK_BYTES = 64 << 20
 
 # Reading a model and drawing adapters change what the process has once: two threads at it leave weights missing.
 _ALONE = threading.Lock()
-
-
-@dataclass(frozen=True)
-class HuggingFaceConfig:
-    """Say which model it is and how it is trained.
-
-    `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
-    `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, on all linear
-    layers; 0 trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
-
-    The last three say what was found in the folder: V, how many parameters are trained, and the SHA-256 of
-    the pretrained weights. Left empty they are filled in; given, as in a student's file, they are checked,
-    since adapters fit only the model that they were made for.
-    """
-
-    path: str
-    bos: bool = False
-    lora: int = 8
-    lora_alpha: float = 16.0
-    length: int = 64
-    batch: int = 4
-    micro: int = 4
-    rate: float = 5e-4
-    distill_rate: float = 5e-4
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    vocab: int = 0
-    parameters: int = 0
-    weights: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("lora", "vocab", "parameters"):
-            check_count(name, getattr(self, name), 0)
-        for name in ("length", "batch", "micro"):
-            check_count(name, getattr(self, name), 1)
-        for name in ("rate", "distill_rate", "clip", "lora_alpha"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay!r}")
 
 
 class Network(nn.Module):
@@ -145,8 +104,9 @@ class HuggingFace(GradientStudent):
         return None if self._positions is None else int(self._positions) - self._config.bos
 
     @classmethod
-    def _make(cls, config: HuggingFaceConfig) -> Self:
-        return cls(config, seed=0)
+    def make(cls, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> Self:
+        """Make a student."""
+        return cls(config, seed=seed, device=device)
 
     @classmethod
     def load(cls, path: str | Path, *, model: str | Path | None = None) -> Self:
@@ -160,7 +120,7 @@ class HuggingFace(GradientStudent):
             config = HuggingFaceConfig(**json.loads(metadata["config"]) | {"path": str(model)})
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} must hold the configuration of a student, but {error}") from error
-        student = cls._make(config)
+        student = cls.make(config, seed=0)
         student.load_state(state)
         return student
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import softmax
-from fpld.students.base import Distillation, Student, TailAverage, check_count, tail_mean
+from fpld.students.base import Distillation, Student, TailAverage, check_count, check_vocab, tail_mean
 from fpld.students.targets import Target
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
@@ -27,9 +27,9 @@ MAX_PARAMETERS = 1 << 28
 
 @dataclass(frozen=True)
 class NGramConfig:
-    """Return the size of an n-gram model and how it is trained: Adagrad on minibatches of `batch` contexts."""
+    """The size of an n-gram model and how it is trained: Adagrad on minibatches of `batch` contexts."""
 
-    vocab: int
+    vocab: int = 0
     order: int = 3
     buckets: int = 2048
     batch: int = 256
@@ -37,8 +37,9 @@ class NGramConfig:
     distill_rate: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ("vocab", "order", "buckets", "batch"):
-            check_count(name, getattr(self, name), 2 if name == "vocab" else 1)
+        check_vocab(self.vocab)
+        for name in ("order", "buckets", "batch"):
+            check_count(name, getattr(self, name), 1)
         for name in ("rate", "distill_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
@@ -66,6 +67,7 @@ class NGram(Student):
     Config = NGramConfig
 
     def __init__(self, config: NGramConfig) -> None:
+        check_count("vocab", config.vocab, 2)
         self._config = config
         self._bias = np.zeros(config.vocab, np.float32)
         self._table = np.zeros((config.order, config.buckets, config.vocab), np.float32)
@@ -86,7 +88,11 @@ class NGram(Student):
         return None
 
     @classmethod
-    def _make(cls, config: NGramConfig) -> Self:
+    def make(cls, config: NGramConfig, *, seed: int, device: str = "cpu") -> Self:
+        """Make a student; nothing is drawn, and all is computed on the CPU."""
+        check_count("seed", seed, 0)
+        if device not in ("cpu", "auto"):
+            raise InputError(f"device must be 'cpu' or 'auto' for an n-gram model, which is in NumPy, got {device!r}")
         return cls(config)
 
     def state(self) -> dict[str, np.ndarray]:

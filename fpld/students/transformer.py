@@ -3,12 +3,11 @@
 Shapes in the comments: B sequences of T tokens, width C, H heads of C/H, vocabulary V.
 """
 
-import math
-from dataclasses import dataclass
 from typing import Self
 
-from fpld.errors import InputError, MissingExtraError
+from fpld.errors import MissingExtraError
 from fpld.students.base import check_count
+from fpld.students.configs import TransformerConfig
 
 try:
     import torch
@@ -18,47 +17,6 @@ except ImportError as error:
     raise MissingExtraError("the transformer student", "torch") from error
 
 from fpld.students.gradient import GradientStudent
-
-MAX_LENGTH = 1 << 16
-
-
-@dataclass(frozen=True)
-class TransformerConfig:
-    """Return the size of a transformer and how it is trained.
-
-    `length` is the longest context in tokens, and the window of training. `rate` and `distill_rate` are the
-    highest learning rates of `finetune` and `distill`: each call warms up over its first tenth, then falls
-    linearly to a fiftieth of it.
-    """
-
-    vocab: int
-    layers: int = 2
-    width: int = 96
-    heads: int = 4
-    length: int = 32
-    batch: int = 8
-    rate: float = 4e-3
-    distill_rate: float = 3e-3
-    weight_decay: float = 0.1
-    clip: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("vocab", "layers", "width", "heads", "length", "batch"):
-            check_count(name, getattr(self, name), 2 if name == "vocab" else 1)
-        if self.length > MAX_LENGTH:
-            raise InputError(f"length must be at most {MAX_LENGTH}, got {self.length}")
-        if self.width % (2 * self.heads):
-            raise InputError(f"width must be a multiple of 2 * heads = {2 * self.heads}, got {self.width}")
-        for name in ("rate", "distill_rate", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay!r}")
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of parameters."""
-        return self.vocab * self.width + self.layers * (12 * self.width + 2) * self.width + self.width
 
 
 class Block(nn.Module):
@@ -151,6 +109,7 @@ class Transformer(GradientStudent):
 
     def __init__(self, config: TransformerConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
+        check_count("vocab", config.vocab, 2)
         self._config = config
         network = Network(config)
         network.initialise(torch.Generator().manual_seed(seed))
@@ -173,8 +132,9 @@ class Transformer(GradientStudent):
         return self._config.length
 
     @classmethod
-    def _make(cls, config: TransformerConfig) -> Self:
-        return cls(config, seed=0)
+    def make(cls, config: TransformerConfig, *, seed: int, device: str = "cpu") -> Self:
+        """Make a student."""
+        return cls(config, seed=seed, device=device)
 
     def copy(self) -> Self:
         """Return a student with the same parameters, on the same device, that shares none of them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import FpldError, InputError
-from fpld.planner import Known, Site, forecast
+from fpld.planner import Known, Sender, forecast
 from fpld.planner.sources import read
 from fpld.report.page import environment, plan_section, run_section
 from fpld.report.runs import find_runs, read_run
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FILES = ("config.toml", "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "result.json", "versions.json")
 EXAMPLE = Known(
     tuple(
-        Site(name, rate, clip=clip)
+        Sender(name, rate, clip=clip)
         for name, rate, clip in (("city", 2e6, 4.0), ("town", 1e6, 4.0), ("valley", 384e3, 8.0), ("island", 256e3, 8.0))
     ),
     contexts=16384,

@@ -89,7 +89,7 @@ def test_blocks_are_contiguous_and_cut_no_character() -> None:
 
 
 def test_unknown_corpus() -> None:
-    with pytest.raises(InputError, match="one of sotu, pubmed, wikipedia, enwik8, got 'x'"):
+    with pytest.raises(InputError, match="corpus must be one of enwik8, pubmed, sotu, wikipedia, got 'x'"):
         corpus("x")
 
 

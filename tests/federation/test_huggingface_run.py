@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from fpld import registry
 from fpld.config import load, parse
 from fpld.data import load_tokenizer
 from fpld.engines.local.run import run
@@ -18,6 +19,7 @@ from fpld.federation.training import make_student
 from fpld.storage.arrays import read_arrays
 from fpld.students import load as load_student
 from fpld.students import student_class
+from fpld.students.choice import parse as parse_student
 from tests.tiny_llama import make_llama
 
 if TYPE_CHECKING:
@@ -124,7 +126,8 @@ def test_two_runs_give_the_same_bits(world: Path, finished: tuple[list[dict[str,
 
 
 def test_a_tokenizer_of_no_model_is_refused(world: Path) -> None:
-    text = configuration(world).replace('kind = "huggingface"\n        path', 'kind = "transformer"\n        width')
+    before, _, after = configuration(world).partition("[student]")
+    text = f'{before}[student]\nkind = "ngram"\n[local]{after.partition("[local]")[2]}'
     with pytest.raises(InputError, match=r"tokenizer\.path or student\.path must name a model"):
         parse(text, "test")
 
@@ -151,6 +154,7 @@ def test_without_torch_too_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "torch", None)
     for name in ("huggingface", "gradient", "transformer"):
         monkeypatch.delitem(sys.modules, f"fpld.students.{name}", raising=False)
+    monkeypatch.setattr(registry.students, "_loaded", {})
     with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
         student_class("huggingface")
 
@@ -159,7 +163,7 @@ def test_models_load_in_several_threads_at_once(world: Path) -> None:
     # Two threads in the reader of transformers at once left tied weights missing.
     options = {"kind": "huggingface", "path": str(world / "model"), "lora": 2, "length": 8}
     with ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(lambda _: make_student(options, V, 7).state(), range(8)))
+        made = list(threads.map(lambda _: make_student(parse_student(options), V, 7).state(), range(8)))
     assert all(np.array_equal(state[name], made[0][name]) for state in made for name in state)
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from experiments.results import change, study
 from fpld import config as configuration
+from fpld.engines.local.baselines import float32_variant
 from fpld.federation.prepare import prepare
-from fpld.federation.rounds import float32_variant
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def test_a_study_measures_what_the_codec_loses_and_nothing_else(config_file: Pat
     loaded, _ = configuration.load(str(config_file))
     config = change(loaded, codec={"name": "uniform"}, combine={"broadcast": broadcast}, run={"rounds": 2})
     store = RunFolder(config_file.parent / "study")
-    prepared = prepare(config, store, lambda _: None)
+    prepared = prepare(config, store)
     exact = study(float32_variant(config), prepared, store, "exact")
     coded = study(config, prepared, store, "coded")
     refined = study(change(config, codec={"name": "uniform", "against": "own"}), prepared, store, "refined")

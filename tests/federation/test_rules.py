@@ -13,6 +13,7 @@ from benchmarks import rules
 from fpld import config as configuration
 from fpld.cli import main
 from fpld.federation.training import make_student
+from fpld.students.choice import parse
 
 PAGE = Path(__file__).parent.parent.parent / "docs/rules.md"
 
@@ -51,7 +52,7 @@ def test_a_rule_ends_where_a_run_with_float32_logits_ends(
 
 
 def test_of_one_node_every_rule_makes_that_node() -> None:
-    student = make_student({"kind": "ngram", "order": 2, "buckets": 64, "batch": 8}, 256, 0)
+    student = make_student(parse({"kind": "ngram", "order": 2, "buckets": 64, "batch": 8}), 256, 0)
     text = np.random.default_rng(0).integers(0, 256, 200).astype(np.int32)
     student.finetune(text, steps=5, seed=0)
     nats, count = student.loss(text, 16)  # 12 windows, and one of 7 tokens

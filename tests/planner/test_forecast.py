@@ -13,8 +13,8 @@ from fpld.errors import BudgetError, FpldError
 from fpld.numerics import kl
 from fpld.paper import simulate
 from fpld.paper.theory import heterogeneous_upper
-from fpld.planner import Forecast, Known, Site, forecast, least_total, shortest_deadline
-from fpld.planner.tables import advice, policies, policy_rows, site_rows
+from fpld.planner import Forecast, Known, Sender, forecast, least_total, shortest_deadline
+from fpld.planner.rows import advice, policies, policy_rows, site_rows
 from fpld.protocol.wire import OVERHEAD
 
 CONTEXTS, VOCAB = 1500, 32
@@ -22,7 +22,7 @@ CONTEXTS, VOCAB = 1500, 32
 
 def four(**changes: object) -> Known:
     sites = tuple(
-        Site(name, rate, clip=clip)
+        Sender(name, rate, clip=clip)
         for name, rate, clip in [("a", 2e6, 4.0), ("b", 2e6, 4.0), ("c", 384e3, 8.0), ("d", 256e3, 8.0)]
     )
     return replace(Known(sites, 16384, 1024, deadline=300.0, rounds=4, samples=30_000.0), **changes)  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def four(**changes: object) -> Known:
 def random_known(rng: np.random.Generator) -> Known:
     count = int(rng.integers(2, 9))
     sites = tuple(
-        Site(f"site {i}", float(rng.uniform(2e3, 2e4)), clip=float(rng.uniform(1.0, 5.0))) for i in range(count)
+        Sender(f"site {i}", float(rng.uniform(2e3, 2e4)), clip=float(rng.uniform(1.0, 5.0))) for i in range(count)
     )
     return Known(
         sites,
@@ -79,13 +79,16 @@ def test_on_the_wire_the_bracket_holds_for_real_bytes(bits: float, ranged: bool,
     target = simulate.Target.draw(contexts=400, vocab=64, seed=1)
     draw = simulate.Draw.make(target, nodes=3, seed=2)
     # A stated range is that of the context's logits, a little under 1 here; a clip level of 1 is what it amounts to.
-    sites = tuple(Site(f"n{i}", clip=1.0, ranged=ranged) for i in range(3))
+    sites = tuple(Sender(f"n{i}", clip=1.0, ranged=ranged) for i in range(3))
     known = Known(sites, 400, 64, c_p=target.c_p, stratified=stratified)
     plan = forecast(known, "optimal", 3 * bits * 64)
     decoded = []
     for i, site in enumerate(known.sites):
         wire = replace(
-            known.plan(site, float(plan.bits[i])), node=i, slot=i if stratified else 0, slots=3 if stratified else 1
+            known.uplinks.plan(site, float(plan.bits[i])),
+            node=i,
+            slot=i if stratified else 0,
+            slots=3 if stratified else 1,
         )
         payload = UniformCodec().encode(draw.logits[i], wire)
         assert len(payload) + OVERHEAD == plan.bytes_sent[i]
@@ -178,7 +181,7 @@ def test_doubts_name_the_condition() -> None:
 
 
 def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
-    plan = forecast(Known((Site("a", 1e6), Site("b", 1e5)), 1000, 100, deadline=60))
+    plan = forecast(Known((Sender("a", 1e6), Sender("b", 1e5)), 1000, 100, deadline=60))
     assert plan.upper is None
     assert "no bracket" in plan.doubts()[0]
     assert site_rows(plan)[0]["next_megabyte"] is None
@@ -189,19 +192,19 @@ def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Site("x", -5.0), "rate of site 'x' must be greater than 0"),
-        (lambda: Site("x", clip=math.nan), "clip of site 'x' must be finite"),
-        (lambda: Site("x", cap=0.0), "cap of site 'x' must be greater than 0"),
+        (lambda: Sender("x", -5.0), "rate of node 'x' must be greater than 0"),
+        (lambda: Sender("x", clip=math.nan), "clip of node 'x' must be finite"),
+        (lambda: Sender("x", cap=0.0), "cap of node 'x' must be greater than 0"),
         (lambda: four(contexts=0), "contexts must be an integer from 1"),
         (lambda: four(codec="zip"), "codec must be one of"),
-        (lambda: Known((Site("x"), Site("x")), 10, 10), "names of sites must differ"),
+        (lambda: Known((Sender("x"), Sender("x")), 10, 10), "names of sites must differ"),
         (
             lambda: forecast(four(deadline=20.0)),
             "over 256 kbit/s feasible is a deadline of at least 65.6 s, or at most",
         ),
         (lambda: forecast(four(), total=99 * 1024), "total must be from 4 bits per coordinate (8.389 MB a round)"),
         (
-            lambda: forecast(Known((Site("x", clip=1.0),), 10, 10)),
+            lambda: forecast(Known((Sender("x", clip=1.0),), 10, 10)),
             "total must be given, or a limit for every site: 'x'",
         ),
         (lambda: least_total(four(), 1e-9), "target must be greater than the data term 4.17e-06"),

@@ -24,8 +24,9 @@ V = 24
 
 def transformer(seed: int) -> Student:
     pytest.importorskip("torch")
+    from fpld.students.configs import TransformerConfig
     from fpld.students.gradient import use_threads
-    from fpld.students.transformer import Transformer, TransformerConfig
+    from fpld.students.transformer import Transformer
 
     use_threads(1)
     return Transformer(TransformerConfig(vocab=V, layers=2, width=16, heads=2, length=12, batch=8), seed=seed)
@@ -52,8 +53,9 @@ def huggingface(seed: int, lora: int = 0) -> Student:
     """Make a pretrained model whose parameters are moved at random: fresh adapters would all be alike."""
     for module in ("torch", "transformers", "peft"):
         pytest.importorskip(module)
+    from fpld.students.configs import HuggingFaceConfig
     from fpld.students.gradient import use_threads
-    from fpld.students.huggingface import HuggingFace, HuggingFaceConfig
+    from fpld.students.huggingface import HuggingFace
 
     use_threads(1)
     rate = 1e-2 if lora == 0 else 2e-2

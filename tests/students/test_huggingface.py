@@ -17,12 +17,8 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from fpld.students import huggingface  # noqa: E402
-from fpld.students.huggingface import (  # noqa: E402
-    HuggingFace,
-    HuggingFaceConfig,
-    HuggingFaceTokenizer,
-    model_tokenizer,
-)
+from fpld.students.configs import HuggingFaceConfig  # noqa: E402
+from fpld.students.huggingface import HuggingFace, HuggingFaceTokenizer, model_tokenizer  # noqa: E402
 from tests.tiny_llama import make_llama  # noqa: E402
 
 V = 60

@@ -11,8 +11,9 @@ from fpld.errors import InputError, MissingExtraError
 
 torch = pytest.importorskip("torch")
 
+from fpld.students.configs import TransformerConfig  # noqa: E402
 from fpld.students.gradient import schedule, use_threads  # noqa: E402
-from fpld.students.transformer import Transformer, TransformerConfig  # noqa: E402
+from fpld.students.transformer import Transformer  # noqa: E402
 
 CONFIG = TransformerConfig(vocab=16, layers=1, width=8, heads=2, length=6, batch=4)
 

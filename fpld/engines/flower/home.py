@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -72,7 +72,7 @@ class NodeFile(Terms):
     aggregator: str
     ca: str = "ca.pem"
     data: str | None = None
-    corpus: Literal["sotu", "pubmed", "wikipedia", "enwik8"] | None = None
+    corpus: configuration.Corpus | None = None
     label: str | None = None
     field: str = "text"
     port: Annotated[int, Field(ge=1, le=65535)] | None = None

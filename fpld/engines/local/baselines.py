@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fpld.engines.local.engine import evaluation
+from fpld.engines.local.engine import evaluation, federate
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
-from fpld.federation.result import measured_row
+from fpld.federation.prepare import prepare
+from fpld.federation.result import federation_row, measured_row
 from fpld.federation.training import average
 from fpld.seeds import derive_seed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
     from fpld.config import Config
     from fpld.federation.result import Row
     from fpld.storage.folder import Arrays, RunFolder
+
+    Baseline = Callable[["Bench"], list[Row]]
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +99,11 @@ def fedavg(bench: Bench) -> list[Row]:
     return [bench.row("fedavg", bench.evaluate(state), uplink)]
 
 
-BASELINES = {"alone": alone, "pooled": pooled, "fedavg": fedavg}
+def float32(bench: Bench) -> list[Row]:
+    """Run the same federation with raw float32 logits: what FedMD and FedDF average."""
+    prepared = prepare(bench.config, bench.run)
+    federation = federate(float32_variant(bench.config), bench.run, prepared, "float32", bench.pool)
+    return [federation_row("float32 logits", federation)]
 
 
 def float32_variant(config: Config) -> Config:

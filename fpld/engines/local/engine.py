@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
 from fpld.federation.engine import Absence, Heldout
+from fpld.federation.federation import Federation
 from fpld.federation.part import parts
 from fpld.federation.work import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
+    from concurrent.futures import Executor, Future
 
     from fpld.config import Config
-    from fpld.federation.federation import Federation
+    from fpld.federation.prepare import Prepared
     from fpld.protocol import Receipt, Task
     from fpld.storage.folder import Arrays, RunFolder
 
@@ -77,3 +78,12 @@ class LocalEngine:
 def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
     """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
     return run.path / base_file(config, index), state, run.path / "heldout.safetensors", config.probe.length
+
+
+def federate(config: Config, run: RunFolder, prepared: Prepared, name: str, pool: Executor) -> Federation:
+    """Make the rounds that are left of a federation, with its nodes on this machine."""
+    federation = Federation(config, run, prepared, name, pool=pool)
+    engine = LocalEngine(federation, prepared.bytes_per_token)
+    while not federation.done:
+        federation.advance(engine)
+    return federation

@@ -5,21 +5,19 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from fpld.engines.local.baselines import BASELINES, Bench, base, float32_variant
-from fpld.engines.local.engine import LocalEngine
+from fpld.engines.local.baselines import Bench, base
+from fpld.engines.local.engine import federate
 from fpld.engines.pool import Counting, make_pool
 from fpld.federation.claim import claim
-from fpld.federation.federation import Federation
 from fpld.federation.prepare import prepare
-from fpld.federation.result import federation_row, finish_run
+from fpld.federation.result import finish_run
+from fpld.registry import baselines
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
     from pathlib import Path
 
     from fpld.config import Config
-    from fpld.federation.prepare import Prepared
     from fpld.federation.result import Row
 
 
@@ -33,8 +31,8 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             pool = Counting(workers, jobs_in(config))
             bench = Bench(config, store, prepared.bytes_per_token, pool)
             # The federation waits for its slowest node and for distillation: baselines fill the gaps.
-            main = threads.submit(_federation, config, store, prepared, "fpld", pool)
-            others = [threads.submit(_baseline, name, bench, prepared) for name in config.baselines.methods]
+            main = threads.submit(federate, config, store, prepared, "fpld", pool)
+            others = [threads.submit(_baseline, name, bench) for name in config.baselines.methods]
             rows = base(bench)
             federation = main.result()
             for future in others:
@@ -47,27 +45,16 @@ def jobs_in(config: Config) -> int:
     nodes, rounds = len(config.nodes), config.run.rounds
     federation = rounds * (nodes + 2 + config.codec.name.startswith("predictive"))
     each = {"alone": 2 * nodes, "pooled": 2, "fedavg": rounds * nodes + 1, "float32": federation}
-    return 1 + federation + sum(each[name] for name in config.baselines.methods)
+    # Nobody knows how many jobs a baseline from outside submits.
+    return 1 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
 
 
-def _federation(config: Config, store: RunFolder, prepared: Prepared, name: str, pool: Executor) -> Federation:
-    federation = Federation(config, store, prepared, name, pool=pool)
-    engine = LocalEngine(federation, prepared.bytes_per_token)
-    while not federation.done:
-        federation.advance(engine)
-    return federation
-
-
-def _baseline(name: str, bench: Bench, prepared: Prepared) -> list[Row]:
+def _baseline(name: str, bench: Bench) -> list[Row]:
     """Do a baseline, or take its rows from an earlier start of this run."""
     file, store = f"baseline-{name}.json", bench.run
     if store.has(file):
         rows: list[Row] = store.read_json(file)
         return rows
-    if name == "float32":
-        federation = _federation(float32_variant(bench.config), store, prepared, "float32", bench.pool)
-        rows = [federation_row("float32 logits", federation)]
-    else:
-        rows = BASELINES[name](bench)
+    rows = baselines.get(name)(bench)
     store.write_json(file, rows)
     return rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
+from scipy import optimize, special
 
 from fpld import BudgetError, InputError
 from fpld.budget import allocators
@@ -187,6 +187,26 @@ def test_equal_slopes_is_what_a_solver_finds() -> None:
         assert (bits >= floors - 1e-9).all()
         assert (bits <= caps + 1e-9).all()
         assert loss(bits) <= found.fun * (1 + 1e-6)
+
+
+def test_lamberts_function_is_scipys() -> None:
+    z = np.concatenate([np.linspace(-700, 700, 5000), np.linspace(-3, 3, 5000)])
+    assert allocators._lambert(z) == pytest.approx(special.wrightomega(z), rel=1e-13)
+
+
+def test_equal_slopes_is_lamberts_function() -> None:
+    """Without limits a node's bits at a slope e^s are (W(rate^2 e^(level - s) / 2) / rate)^2; s by a root finder."""
+    rng = np.random.default_rng(12)
+    for _ in range(50):
+        nodes = int(rng.integers(1, 8))
+        levels, rates, total = rng.normal(0, 2, nodes), np.exp(rng.normal(-2, 1, nodes)), float(rng.uniform(10, 5000))
+
+        def bits_at(slope: float, levels: Floats = levels, rates: Floats = rates) -> Floats:
+            bits: Floats = np.square(special.lambertw(rates**2 * np.exp(levels - slope) / 2).real / rates)
+            return bits
+
+        slope = optimize.brentq(lambda s, total=total, at=bits_at: at(s).sum() - total, -400, 100, xtol=1e-12)
+        assert allocators.equal_slopes(levels, rates, total) == pytest.approx(bits_at(slope), rel=1e-6, abs=1e-6)
 
 
 def test_equal_slopes_refuses_nonsense() -> None:

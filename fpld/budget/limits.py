@@ -1,0 +1,157 @@
+"""How much each node may send in a round: what its link carries, its own cap, what the codec can use and what it needs.
+
+A run and the planner both take their limits from here. All are in bits of payload per probe context. A link carries
+whole frames, so the frame's own bytes are taken off what it carries; a cap is on the payload.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fpld import _check
+from fpld.codecs.uniform.codec import MAX_BITS, RANGE_BYTES
+from fpld.errors import BudgetError, InputError
+from fpld.registry import codecs
+from fpld.types import Plan
+from fpld.units import show_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fpld.config import NodeSection
+    from fpld.types import Floats
+
+KINDS = ("link", "cap", "codec")
+"""What can hold a node: what its link carries before the deadline, its own cap, and what the codec can use."""
+_USEFUL = {"uniform": MAX_BITS}  # bits per coordinate beyond which a codec gains nothing, where there is such a number
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """A node as a sender: its link in bit/s, its own cap in bits per probe context and round, its weight, its clip.
+
+    `ranged`: each context states a range of its own on the wire, and `clip` is only what that amounts to.
+    """
+
+    name: str
+    rate: float | None = None
+    cap: float = math.inf
+    weight: float | None = None
+    clip: float | None = None
+    ranged: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("rate", "weight", "clip"):
+            value = getattr(self, field)
+            if value is not None:
+                _check.real(f"{field} of node {self.name!r}", value, above=0.0)
+        if not self.cap > 0:
+            raise InputError(f"cap of node {self.name!r} must be greater than 0, got {self.cap:g}")
+
+    @property
+    def allocation_weight(self) -> float:
+        """Return the weight: as said, or the square of the clip level, or 1."""
+        return self.weight if self.weight is not None else (self.clip or 1.0) ** 2
+
+    @property
+    def clip_level(self) -> float | None:
+        """Return the clip level: as said, or the root of the weight, or None if neither is known."""
+        return self.clip if self.clip is not None else None if self.weight is None else math.sqrt(self.weight)
+
+
+def senders(nodes: Sequence[NodeSection], vocab: int) -> tuple[Sender, ...]:
+    """Return the nodes of a configuration as senders."""
+    return tuple(
+        Sender(
+            node.name,
+            node.uplink,
+            math.inf if node.bits is None else node.bits * vocab,
+            node.weight,
+            node.clip,
+            ranged=node.clip is None,
+        )
+        for node in nodes
+    )
+
+
+class Limits(NamedTuple):
+    """The most bits of each node by each of `KINDS` [3, K], and the least that the codec works with [K]."""
+
+    most: Floats
+    floors: Floats
+
+    @property
+    def caps(self) -> Floats:
+        """Return the most bits of each node."""
+        caps: Floats = self.most.min(axis=0)
+        return caps
+
+
+@dataclass(frozen=True, slots=True)
+class Uplinks:
+    """The uplinks of a round: who sends, the probe set's size, the time that they have, the codec, a frame's own bytes.
+
+    Without a codec any number of bits can be sent and used, as in the paper.
+    """
+
+    nodes: Sequence[Sender]
+    contexts: int
+    vocab: int
+    deadline: float | None
+    codec: str | None
+    overhead: int
+
+    def limits(self) -> Limits:
+        """Return the limits of all nodes."""
+        most = [[measure(node) for node in self.nodes] for measure in (self._carried, lambda n: n.cap, self._useful)]
+        return Limits(np.array(most), np.array([self._floor(node) for node in self.nodes]))
+
+    def feasible(self) -> Limits:
+        """Return the limits of all nodes; a node that cannot reach its floor is an error that says what would do."""
+        limits = self.limits()
+        short = limits.floors - limits.caps
+        if (short > 0).any():
+            worst = int(short.argmax())
+            raise BudgetError(self._infeasible(self.nodes[worst], limits.caps[worst], limits.floors[worst]))
+        return limits
+
+    def plan(self, node: Sender, bits: float) -> Plan:
+        """Return a plan of this size, for what the codec and the wire say about sizes."""
+        clip = None if node.ranged or self.codec is None else node.clip
+        return Plan(bytes(16), 1, 0, bytes(32), self.contexts, self.vocab, bits, clip)
+
+    def side(self, node: Sender) -> int:
+        """Return the bits of a context's own range."""
+        return 8 * RANGE_BYTES if self.codec is not None and self.plan(node, 1.0).clip is None else 0
+
+    def least_deadline(self) -> float:
+        """Return the shortest deadline at which every node with a link reaches its floor."""
+        needs = [(self._floor(node) * self.contexts + 8 * self.overhead, node.rate) for node in self.nodes]
+        return max((bits / rate for bits, rate in needs if rate is not None), default=0.0)
+
+    def _carried(self, node: Sender) -> float:
+        if node.rate is None or self.deadline is None:
+            return math.inf
+        return max(node.rate * self.deadline - 8 * self.overhead, 0.0) / self.contexts
+
+    def _useful(self, node: Sender) -> float:
+        return _USEFUL.get(self.codec or "", math.inf) * self.vocab + self.side(node)
+
+    def _floor(self, node: Sender) -> float:
+        return 0.0 if self.codec is None else codecs.get(self.codec).least_bits(self.plan(node, 1.0))
+
+    def _infeasible(self, node: Sender, cap: float, need: float) -> str:
+        text = (
+            f"node {node.name!r} may send {cap / self.vocab:.3g} bits per coordinate a round, the codec "
+            f"{self.codec!r} needs {need / self.vocab:.3g}"
+        )
+        if node.rate is None or self._carried(node) >= need:
+            return f"{text}: raise its bits to at least that"
+        fewer = int(max(node.rate * (self.deadline or 0.0) - 8 * self.overhead, 0.0) / need)
+        few = f", or at most {fewer} contexts" if fewer else ""
+        least = math.ceil(self.least_deadline() * 10) / 10
+        return f"{text}: over {show_rate(node.rate)} feasible is a deadline of at least {least:g} s{few}"

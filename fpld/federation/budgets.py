@@ -1,0 +1,33 @@
+"""From a configuration to its budget: what each node may send in a round, and how the total is shared out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld.budget.limits import Uplinks, senders
+from fpld.budget.policy import Budget
+from fpld.protocol.wire import OVERHEAD
+
+if TYPE_CHECKING:
+    from fpld.config import Config
+
+
+def configured(config: Config, *, contexts: int, vocab: int) -> Budget:
+    """Return the budget of a run, in bits per probe context; one that is infeasible is an error before any training."""
+    nodes = senders(config.nodes, vocab)
+    limits = Uplinks(nodes, contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD).feasible()
+    budget = Budget(
+        caps=limits.caps,
+        floors=limits.floors,
+        vocab=vocab,
+        total=None if config.budget.total is None else config.budget.total * vocab,
+        allocator=config.budget.allocator,
+        weights=np.array([node.allocation_weight for node in nodes]),
+        estimator=config.budget.estimator,
+        warmup=config.budget.warmup,
+        forget=config.budget.forget,
+    )
+    budget.bits(1)
+    return budget

@@ -1,0 +1,60 @@
+"""What each node may send: one function for the run and for the planner, and a link that carries whole frames."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fpld import config as configuration
+from fpld.budget.limits import Sender, Uplinks
+from fpld.errors import BudgetError
+from fpld.federation.budgets import configured
+from fpld.planner import forecast
+from fpld.planner.sources import read
+from fpld.protocol.wire import OVERHEAD
+
+
+@pytest.mark.parametrize("name", configuration.presets())
+def test_the_run_and_the_planner_agree(name: str) -> None:
+    vocab = 512
+    config, _ = configuration.load(name)
+    budget = configured(config, contexts=config.probe.contexts, vocab=vocab)
+    source = read(name, vocab=vocab)
+    known = source.known
+    assert np.array_equal(budget.caps, known.caps())
+    assert np.array_equal(budget.floors, known.floors())
+    assert budget.weights is not None
+    assert np.array_equal(budget.weights, known.weights)
+    assert budget.total == source.total
+    if budget.estimator == "none":
+        assert forecast(known, budget.allocator or "optimal", source.total).bits.tolist() == budget.bits(1).tolist()
+
+
+def test_a_link_carries_the_frame_with_its_overhead() -> None:
+    uplinks = Uplinks([Sender("a", 1e5), Sender("b", 1e5, cap=40.0)], 512, 100, 60.0, "predictive", OVERHEAD)
+    caps = uplinks.limits().caps
+    assert uplinks.plan(uplinks.nodes[0], caps[0]).budget_bytes + OVERHEAD == 1e5 * 60 / 8
+    assert caps[1] == 40.0  # a cap is on the payload
+
+
+def test_limits_say_what_holds_a_node() -> None:
+    nodes = [Sender("link", 1e3), Sender("cap", 1e9, cap=150.0), Sender("codec", clip=1.0), Sender("range")]
+    limits = Uplinks(nodes, 100, 100, 60.0, "uniform", OVERHEAD).limits()
+    assert limits.most.argmin(axis=0).tolist() == [0, 1, 2, 2]
+    assert limits.caps.tolist()[1:] == [150.0, 1500.0, 1532.0]
+    assert limits.floors.tolist() == [140.0, 140.0, 100.0, 140.0]
+    paper = Uplinks(nodes, 100, 100, 60.0, None, 0).limits()
+    assert paper.floors.tolist() == [0.0] * 4
+    assert paper.caps.tolist() == [600.0, 150.0, math.inf, math.inf]
+
+
+def test_what_is_infeasible_says_what_would_do() -> None:
+    thin = Uplinks([Sender("far", 1e3)], 1000, 100, 60.0, "uniform", OVERHEAD)
+    with pytest.raises(BudgetError, match=r"'far' .* feasible is a deadline of at least 140\.9 s, or at most 422 con"):
+        thin.feasible()
+    assert Uplinks(thin.nodes, 1000, 100, 140.9, "uniform", OVERHEAD).feasible().caps[0] >= 140
+    assert Uplinks(thin.nodes, 422, 100, 60.0, "uniform", OVERHEAD).feasible().caps[0] >= 140
+    with pytest.raises(BudgetError, match=r"node 'near' may send 0.5 bits .* needs 1.4: raise its bits"):
+        Uplinks([Sender("near", cap=50.0)], 1000, 100, None, "uniform", OVERHEAD).feasible()
