@@ -41,12 +41,12 @@ def extended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_allocator_shares_out_within_caps_and_floors(
     caps: list[float] | None, floors: list[float] | None, expected: list[float]
 ) -> None:
-    bits = registry.allocators.get("square-root")([1.0, 4.0], 300.0, 8, caps, floors)
+    bits = registry.allocators.get("roots")([1.0, 4.0], 300.0, 8, caps, floors)
     assert bits == pytest.approx(expected)
 
 
 def test_the_command_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--weights", "1,4", "--total", "300", "--vocab", "8", "--caps", "400", "--policy", "square-root"]
+    arguments = ["--weights", "1,4", "--total", "300", "--vocab", "8", "--caps", "400", "--policy", "roots"]
     assert main(["allocate", *arguments, "--json"]) == 0
     assert [row["bits"] for row in json.loads(capsys.readouterr().out)["rows"]] == pytest.approx([100.0, 200.0])
 
@@ -62,14 +62,14 @@ def run(file: Path, folder: Path, budget: str, capsys: pytest.CaptureFixture[str
 def test_a_run_uses_the_allocator_as_written(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = run(config_file, tmp_path / "run", 'allocator = "square-root"', capsys)
+    lines = run(config_file, tmp_path / "run", 'allocator = "roots"', capsys)
     for line in lines:
         assert line["bits_allotted"] == pytest.approx([2.0, 1.0, 1.0])
 
 
 def test_a_run_follows_the_estimator(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(
-        config_file, tmp_path / "run", 'allocator = "square-root"\nestimator = "disagreement"\nwarmup = 1', capsys
+        config_file, tmp_path / "run", 'allocator = "roots"\nestimator = "disagreement"\nwarmup = 1', capsys
     )
     assert lines[0]["bits_allotted"] == pytest.approx([4 / 3] * 3)
     roots = np.sqrt(lines[0]["weights"])
