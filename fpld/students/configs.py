@@ -13,6 +13,8 @@ from fpld.errors import InputError
 from fpld.students.base import check_count, check_vocab
 
 MAX_LENGTH = 1 << 16
+EPSILON = 1e-6  # of a Llama's norms
+THETA = 10000.0  # of its rotary positions
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,34 @@ class TransformerConfig:
             raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay!r}")
 
     @property
+    def hidden(self) -> int:
+        """Return M, the hidden units of a perceptron: 8/3 of the width, so that it has 8 C^2 weights."""
+        return 8 * -(-self.width // 3)
+
+    @property
     def parameters(self) -> int:
         """Return the number of parameters."""
-        return self.vocab * self.width + self.layers * (12 * self.width + 2) * self.width + self.width
+        layer = (4 * self.width + 3 * self.hidden + 2) * self.width
+        return self.vocab * self.width + self.layers * layer + self.width
+
+    @property
+    def llama(self) -> dict[str, Any]:
+        """Return the arguments of transformers' LlamaConfig."""
+        return {
+            "vocab_size": self.vocab,
+            "hidden_size": self.width,
+            "intermediate_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "max_position_embeddings": self.length,
+            "rms_norm_eps": EPSILON,
+            "rope_theta": THETA,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+        }
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,10 @@ class GradientStudent(Student):
     def micro(self) -> int:
         """Return how many sequences of a minibatch are done at a time."""
 
+    def _rate(self, name: str) -> float:  # noqa: ARG002  # a kind of student may tell parameters apart
+        """Return the factor of a parameter's learning rate."""
+        return 1.0
+
     @property
     def window(self) -> int:
         """Return the length of a training window."""
@@ -123,15 +127,15 @@ class GradientStudent(Student):
         """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""
         weights = list(self._trained().values())
         groups = [
-            {"params": [p for p in weights if p.ndim > 1], "weight_decay": self.config.weight_decay},
-            {"params": [p for p in weights if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p], "scale": self._rate(name), "weight_decay": self.config.weight_decay if p.ndim > 1 else 0.0}
+            for name, p in self._trained().items()
         ]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
         tail = TailAverage([weight.detach() for weight in weights], steps, average)
         losses = []
         for index in range(steps):
             for group in optimizer.param_groups:
-                group["lr"] = rate * schedule(index, steps)
+                group["lr"] = rate * group["scale"] * schedule(index, steps)
             optimizer.zero_grad()
             losses.append(step())
             nn.utils.clip_grad_norm_(weights, self.config.clip)

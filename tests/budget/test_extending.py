@@ -68,9 +68,7 @@ def test_a_run_uses_the_allocator_as_written(
 
 
 def test_a_run_follows_the_estimator(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(
-        config_file, tmp_path / "run", 'allocator = "roots"\nestimator = "disagreement"\nwarmup = 1', capsys
-    )
+    lines = run(config_file, tmp_path / "run", 'allocator = "roots"\nestimator = "disagreement"\nwarmup = 1', capsys)
     assert lines[0]["bits_allotted"] == pytest.approx([4 / 3] * 3)
     roots = np.sqrt(lines[0]["weights"])
     assert lines[1]["bits_allotted"] == pytest.approx(4.0 * roots / roots.sum())

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from fpld.students.configs import TransformerConfig  # noqa: E402
 from fpld.students.gradient import schedule, use_threads  # noqa: E402
-from fpld.students.transformer import Transformer  # noqa: E402
+from fpld.students.transformer import Transformer, llama_weights  # noqa: E402
 
 CONFIG = TransformerConfig(vocab=16, layers=1, width=8, heads=2, length=6, batch=4)
 
@@ -91,3 +91,20 @@ def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(MissingExtraError, match=r"transformer student .*fpld\[torch\]"):
         registry.students.get("transformer")
+
+
+def test_transformers_reads_the_same_model() -> None:
+    """The weights under Llama's names give transformers' own implementation the same logits."""
+    transformers = pytest.importorskip("transformers", reason="needs fpld[huggingface]")
+    for sizes in ({"width": 24, "heads": 3, "layers": 2}, {"width": 16, "heads": 1, "layers": 1}):
+        config = TransformerConfig(vocab=40, length=12, **sizes)
+        student = Transformer(config, seed=0)
+        student.finetune(np.random.default_rng(0).integers(40, size=400), steps=20, seed=0)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config.llama)).eval()
+        weights = {name: torch.from_numpy(w) for name, w in llama_weights(student.state(), config.layers).items()}
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
+        sequences = np.random.default_rng(1).integers(40, size=(5, 12))
+        with torch.no_grad():
+            theirs = model(torch.from_numpy(sequences)).logits.reshape(-1, 40).numpy()
+        assert student.logits(sequences) == pytest.approx(theirs, abs=1e-4)
