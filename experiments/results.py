@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import config as configuration
+from fpld.codecs import decode
 from fpld.engines.local.baselines import float32_variant
 from fpld.engines.local.engine import LocalEngine
 from fpld.engines.local.run import run
@@ -36,9 +37,10 @@ from fpld.numerics import kl
 from fpld.protocol.wire import OVERHEAD, unseal
 from fpld.registry import codecs, rules
 from fpld.report.tables import gap_closed
+from fpld.rules import combine
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
-from fpld.types import Plan
+from fpld.types import Decoded, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -195,7 +197,7 @@ class ExactEngine(LocalEngine):
         asked = replace(task, plan=plan, codec="float32", against="nothing").to_bytes()
         frame = work(self.parts[node], copy, asked)
         codec = codecs.get("float32")
-        return codec.decode(unseal(frame, plan, codec.code), plan).values
+        return decode(codec, unseal(frame, plan, codec.code), plan).values
 
 
 def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Rows:
@@ -206,7 +208,8 @@ def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Ro
     while not federation.done:
         combined = federation.close(engine.collect(federation.open(), federation.deliver))
         line = federation.finish(engine.evaluate(federation.student))
-        exact = rules.get(config.combine.rule)(np.stack(engine.exact), np.zeros((1, 1, 1)))
+        none = np.zeros((1, 1), np.float32)
+        exact = combine(rules.get(config.combine.rule), [Decoded(logits, none, none) for logits in engine.exact])
         rows.append(
             {
                 "round": line["round"],

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from fpld import InputError, config, registry
 from fpld.config import Config
+from fpld.rules import MEAN
 from fpld.students.configs import config_class
 from fpld.students.ngram import NGram
 from fpld.units import parse_rate
@@ -146,7 +147,7 @@ def test_a_kind_from_outside_is_checked_by_its_own_configuration(monkeypatch: py
     for table in (registry.students, registry.rules):
         monkeypatch.setattr(table, "_loaded", dict(table._loaded))
     registry.students.register("trigram", Trigram)
-    registry.rules.register("first", lambda values, _: values[0])
+    registry.rules.register("first", MEAN)
     text = BASE.replace(STUDENT, 'kind = "trigram"\ndepth = 2').replace('rule = "mean"', 'rule = "first"')
     assert config.parse(text, "t").student.settings == TrigramConfig(depth=2)
     with pytest.raises(InputError, match=r"student\.order: unknown key: a student of kind 'trigram' has depth, got 2"):

@@ -13,6 +13,7 @@ import numpy as np
 
 from fpld.budget.allocators import equal_slopes
 from fpld.budget.estimators import Distortion, Wants, replaced
+from fpld.codecs import ArrayPrior, decode, encode
 from fpld.numerics import kl, softmax
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def loss_curve(codec: Codec, plan: Plan, values: Reals, noise: float) -> tuple[f
     for share in (0.5, 0.25):
         fewer = replace(plan, bits=share * plan.bits)
         if fewer.bits >= codec.least_bits(fewer):
-            decoded = codec.decode(codec.encode(values, fewer), fewer).values
+            decoded = decode(codec, encode(codec, values, fewer), fewer).values
             points.append((fewer.bits, noise + float(kl(values, decoded - values).mean())))
     return fit_curve(*np.array(points).T)
 
@@ -78,9 +79,8 @@ def _curve(seen: Seen, k: int) -> tuple[float, float]:
     """Measure the curve of the k-th node that answered, on the contexts that were sampled."""
     plan, values = seen.plans[k], np.concatenate([sample.values[k] for sample in seen.samples])
     felt = sum(float((softmax(sample.values[k]) * sample.variance[k]).sum()) / 2 for sample in seen.samples)
-    prior = plan.prior
-    if prior is not None:
-        prior = np.concatenate([prior[sample.rows.start : sample.rows.stop] for sample in seen.samples])
+    priors = [sample.prior for sample in seen.samples if sample.prior is not None]
+    prior = ArrayPrior(np.concatenate(priors)) if priors else None
     return loss_curve(seen.codec, replace(plan, contexts=len(values), prior=prior), values, felt / len(values))
 
 

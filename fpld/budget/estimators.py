@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from fpld.codecs import Codec
-    from fpld.protocol.combining import Sample
+    from fpld.protocol.replies import Sample
     from fpld.types import Floats, Plan
 
 State = Mapping[str, np.ndarray[Any, np.dtype[Any]]]

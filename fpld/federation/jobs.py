@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs import make_prior
+from fpld.codecs.prior import in_eighths
 from fpld.data import ProbeSet
 from fpld.errors import InputError
 from fpld.federation.training import blank_kl, heldout_losses, open_student, probe_kl
@@ -53,7 +53,7 @@ def distill(
 def predict(base: Path, state: Arrays, probe: Path) -> np.ndarray[Any, np.dtype[np.int16]]:
     """Return a student's prediction of the probe set as a prior: small integers, which travel to all nodes."""
     student, contexts = open_student(base, state), ProbeSet.load(probe)
-    return np.concatenate([make_prior(block) for block in student.logit_blocks(contexts.sequences)])
+    return np.concatenate([in_eighths(block) for block in student.logit_blocks(contexts.sequences)])
 
 
 def finetune(

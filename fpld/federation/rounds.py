@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld import students
+from fpld.codecs import ArrayPrior
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
 from fpld.federation.budgets import configured
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
     from pathlib import Path
-
-    import numpy as np
 
     from fpld.config import Config
     from fpld.federation.prepare import Public
@@ -93,14 +92,11 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     return State(student, *aggregator.state(), target), Info(combined, line)
 
 
-def _prior(setup: Setup, state: State) -> np.ndarray[Any, np.dtype[np.int16]] | None:
+def _prior(setup: Setup, state: State) -> ArrayPrior | None:
     """Return the last student's prediction of the probe set, if the codec codes against one."""
-    if not getattr(codecs.get(setup.config.codec.name), "uses_prior", False):
+    if not codecs.get(setup.config.codec.name).traits.prior:
         return None
-    prior: np.ndarray[Any, np.dtype[np.int16]] = setup.pool.submit(
-        jobs.predict, setup.base, state.student, setup.probe
-    ).result()
-    return prior
+    return ArrayPrior(setup.pool.submit(jobs.predict, setup.base, state.student, setup.probe).result())
 
 
 def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from fpld.budget.estimators import State
     from fpld.budget.policy import Budget
     from fpld.codecs import Codec
-    from fpld.protocol.combining import Sample, Sums
+    from fpld.protocol.combine import Combined
+    from fpld.protocol.replies import Sample
     from fpld.types import Floats, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -64,9 +65,8 @@ class RoundObserver:
 
     def __init__(self, learner: Learner, nodes: Sequence[int], plans: Sequence[Plan]) -> None:
         self.learner, self.nodes, self.plans = learner, list(nodes), plans
-        self.prior = plans[0].prior
         self.wants = learner.estimator.wants
-        self.samples = self.prior is not None or self.wants.samples
+        self.samples = plans[0].prior is not None or self.wants.samples
         self.squares = self.wants.squares
         self.agreement = Agreement()
         self.seen: list[Sample] = []
@@ -75,15 +75,15 @@ class RoundObserver:
         """Take all nodes' logits on some contexts."""
         if self.wants.samples:
             self.seen.append(sample)
-        if self.prior is not None:
-            prior = self.prior[sample.rows.start : sample.rows.stop] / np.float32(EIGHTHS)
+        if sample.prior is not None:
+            prior = sample.prior / np.float32(EIGHTHS)
             self.agreement.add(sample.values - prior, sample.variance, sample.combined)
 
-    def close(self, codec: Codec, sums: Sums) -> None:
+    def close(self, codec: Codec, combined: Combined) -> None:
         """Hand over what the round has shown."""
-        learner, noise = self.learner, sums.noise / sums.target.size
+        learner, noise = self.learner, combined.noise / combined.target.size
         learner.agree = self.agreement.reached
         learner.noise = np.zeros(learner.nodes)
         learner.noise[self.nodes] = noise
-        seen = Seen(self.nodes, self.plans, codec, noise, sums.squares, self.seen)
+        seen = Seen(self.nodes, self.plans, codec, noise, combined.squares, self.seen)
         learner.estimate = learner.estimator.observe(learner.estimate, seen)

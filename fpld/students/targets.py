@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fpld.codecs.prior import EIGHTHS, make_prior
+from fpld.codecs.prior import EIGHTHS, in_eighths
 from fpld.errors import InputError
 from fpld.numerics import log_softmax, softmax, split
 
@@ -140,7 +140,7 @@ def rounded_prediction(logits: Reals) -> NDArray[np.float32]:
     >>> print(rounded_prediction(np.log(np.array([[0.5, 0.25, 0.25]]))).round(3))
     [[0.483 0.259 0.259]]
     """
-    return softmax(make_prior(logits) / np.float32(EIGHTHS), np.float32)
+    return softmax(in_eighths(logits) / np.float32(EIGHTHS), np.float32)
 
 
 def divergence(

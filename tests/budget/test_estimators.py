@@ -12,10 +12,10 @@ from fpld.budget import allocators
 from fpld.budget.agreement import Agreement
 from fpld.budget.curves import fit_curve, loss_curve
 from fpld.budget.estimators import Seen
-from fpld.codecs import PredictiveCodec, make_prior
+from fpld.codecs import PredictiveCodec, decode, encode, make_prior
 from fpld.paper import theory
 from fpld.paper.theory import objective
-from fpld.protocol.combining import Sample
+from fpld.protocol.replies import Sample
 from fpld.registry import codecs, estimators
 from tests.helpers import make_plan
 
@@ -30,7 +30,7 @@ def seen(*nodes: int, scale: float = 1.0) -> Seen:
     plans = [make_plan(node=i, contexts=20, vocab=30, bits=90.0, clip=2.0**i * scale) for i in nodes]
     for plan in plans:
         logits = np.random.default_rng(plan.node).normal(0, plan.clip or 1.0, plan.shape)
-        decoded.append(codec.decode(codec.encode(logits, plan), plan))
+        decoded.append(decode(codec, encode(codec, logits, plan), plan))
     values = np.stack([reply.values for reply in decoded]).astype(np.float32)
     variance = np.stack([np.broadcast_to(reply.variance, values.shape[1:]) for reply in decoded]).astype(np.float32)
     return Seen(
@@ -39,7 +39,7 @@ def seen(*nodes: int, scale: float = 1.0) -> Seen:
         codecs.get("uniform"),
         variance.mean(axis=(1, 2)).astype(np.float64),
         np.square(values, dtype=np.float64).sum(axis=(1, 2)),
-        [Sample(range(20), values, variance, theory.softmax(values.mean(axis=0)))],
+        [Sample(np.arange(20), values, variance, theory.softmax(values.mean(axis=0)), None)],
     )
 
 
@@ -169,7 +169,7 @@ def test_codecs_report_gives_the_clip_weights_without_estimation(bits: float) ->
         plan = make_plan(node=node, contexts=20, vocab=100, bits=bits, clip=float(CLIPS[node]))
         # Logits of the same size at both nodes: their second moments say nothing of the clips.
         values = np.random.default_rng(node).uniform(-1, 1, plan.shape)
-        replies.append(UniformCodec().decode(UniformCodec().encode(values, plan), plan))
+        replies.append(decode(UniformCodec(), encode(UniformCodec(), values, plan), plan))
     weights = distortion_weights([float(np.mean(reply.variance)) for reply in replies], [bits, bits], 100)
     assert weights[1] / weights[0] == pytest.approx(16, rel=1e-5)
     # With N = 2^b levels the step is 2 L / (N - 1): w = L^2 / 3 * (N / (N - 1))^2.
@@ -215,7 +215,7 @@ def test_a_loss_curve_foretells_what_other_budgets_lose() -> None:
 
     def sent(bits: float) -> tuple[Plan, Decoded]:
         plan = make_plan(contexts=contexts, vocab=256, bits=bits * 256, clip=None, prior=prior)
-        return plan, codec.decode(codec.encode(logits, plan), plan)
+        return plan, decode(codec, encode(codec, logits, plan), plan)
 
     plan, decoded = sent(0.8)
     noise = float((theory.softmax(decoded.values) * decoded.variance).sum()) / 2 / contexts

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpld import InputError
-from fpld.codecs.prior import make_prior
+from fpld.codecs.prior import in_eighths
 from fpld.protocol.priors import MARGIN, Block, ComputedPrior, Notes, _entries, collect, ranges, take_notes
 
 SHAPE = (700, 1000)  # three blocks, the last one short
@@ -37,10 +37,10 @@ def computed(logits: Array, notes: Notes, sent: dict[int, Array] | None = None) 
 
 
 def whole(logits: Array) -> Array:
-    return np.asarray(make_prior(logits))
+    return in_eighths(logits)
 
 
-def test_the_aggregator_rounds_as_make_prior_does(blocks: list[Block]) -> None:
+def test_the_aggregator_rounds_as_in_eighths_does(blocks: list[Block]) -> None:
     assert np.array_equal(np.concatenate([block.integers for block in blocks]), whole(LOGITS))
 
 

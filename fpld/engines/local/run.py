@@ -11,7 +11,7 @@ from fpld.engines.pool import Counting, make_pool
 from fpld.federation.claim import claim
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
-from fpld.registry import baselines
+from fpld.registry import baselines, codecs
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
 def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
-    federation = rounds * (nodes + 2 + config.codec.name.startswith("predictive"))
+    federation = rounds * (nodes + 2 + codecs.get(config.codec.name).traits.prior)
     each = {"alone": 2 * nodes, "pooled": 2, "fedavg": rounds * nodes + 1, "float32": federation}
     # Nobody knows how many jobs a baseline from outside submits.
     return 1 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
