@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for table in (registry.allocators, registry.rules, registry.codecs):
+    for table in (registry.allocators, registry.estimators, registry.rules, registry.codecs):
         monkeypatch.setattr(table, "_loaded", dict(table._loaded))
 
 
