@@ -213,7 +213,7 @@ def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Ro
         rows.append(
             {
                 "round": line["round"],
-                "kl": float(kl(exact, combined.target - exact).mean()),
+                "kl": float(kl(exact, combined.target.array - exact).mean()),
                 "heldout_loss": line["heldout_loss"],
                 "bits": line["bits_allotted"],
                 "payload_bytes": line["payload_bytes"],

@@ -90,12 +90,18 @@ class DataSection(Section):
 
 
 class ProbeSection(Section):
-    """[probe]: the public text, as a label of the corpus or a path; how many contexts, in sequences of which length."""
+    """[probe]: the public text, as a label of the corpus or a path; how many contexts, in sequences of which length.
+
+    `fresh` draws other contexts in every round. `margin` is how far, in nats, the floats of two machines may differ
+    where both round the student's prediction (`fpld.protocol.priors`).
+    """
 
     source: str
     contexts: Count = 16384
     length: Count = 32
     limit: Count = 4_000_000
+    fresh: bool = False
+    margin: Annotated[float, Field(gt=0, lt=0.01)] = 2e-5
 
 
 class TokenizerSection(Section):
@@ -169,6 +175,8 @@ class TrainSection(Section):
     rate: Positive | None = None
     last_rate: Positive | None = None
     public_weight: Annotated[float, Field(ge=0)] = 0.0
+    batch: Count | None = None
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     def rate_in(self, round: int, rounds: int) -> float | None:
         """Return the learning rate of a round: from `rate` to `last_rate` in equal steps."""
@@ -222,6 +230,8 @@ class Config(Section):
             raise ValueError("nodes: names must differ")
         if self.run.quorum is not None and self.run.quorum > len(names):
             raise ValueError(f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}")
+        if self.probe.fresh and self.codec.against == "own":
+            raise ValueError("probe.fresh must be false when codec.against is 'own': refinement keeps its contexts")
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
             raise ValueError("combine.broadcast must be 'logits' when nodes have students of their own")
         if self.combine.broadcast == "logits" and "fedavg" in self.baselines.methods:

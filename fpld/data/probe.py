@@ -74,9 +74,15 @@ class ProbeSet:
                 f"contexts={contexts} is more than the public text offers: {windows * length} contexts in "
                 f"{windows} sequences of {length}"
             )
-        kept = np.sort(np.random.default_rng(seed).permutation(windows)[:wanted])
-        sequences = stream[: windows * length].reshape(windows, length)[kept]
-        return cls(sequences.astype(np.int32), tokenizer.vocab, tokenizer.digest)
+        return cls(_windows(stream, length, wanted, seed), tokenizer.vocab, tokenizer.digest)
+
+    def redraw(self, tokens: NDArray[np.integer[Any]], *, seed: int) -> ProbeSet:
+        """Draw as many contexts anew, in sequences of the same length, from the same public tokens."""
+        stream = check_tokens(tokens, self.vocab)
+        wanted, length = self.sequences.shape
+        if stream.ndim != 1 or stream.size < wanted * length:
+            raise InputError(f"the public text must have at least {wanted * length} tokens, got shape {stream.shape}")
+        return ProbeSet(_windows(stream, length, wanted, seed), self.vocab, self.tokenizer)
 
     @property
     def contexts(self) -> int:
@@ -120,6 +126,13 @@ class ProbeSet:
         if said != probe.digest:
             raise InputError(f"{file} is damaged: its digest must be {said}, it is {probe.digest}")
         return probe
+
+
+def _windows(stream: NDArray[np.integer[Any]], length: int, wanted: int, seed: int) -> NDArray[np.int32]:
+    """Return some of the windows that a text is cut into, chosen at random, in text order."""
+    windows = stream.size // length
+    kept = np.sort(np.random.default_rng(seed).permutation(windows)[:wanted])
+    return stream[: windows * length].reshape(windows, length)[kept].astype(np.int32)
 
 
 def _is_digest(text: object) -> bool:

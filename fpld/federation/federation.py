@@ -50,12 +50,13 @@ class Federation:
         pool: Executor,
         mac_keys: Mapping[int, bytes] | None = None,
     ) -> None:
-        self.setup = Setup(config, run, settings(config, public, mac_keys or {}), pool)
         self.name, self.store = name, RunFolder(run.path / name)
+        self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}), pool)
         self.state, self.trace = recall(self.store) or (begin(self.setup), [])
         self.aggregator = Aggregator(self.setup.settings)
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}
+        self._carried = [0] * len(self.names)
 
     @property
     def done(self) -> bool:
@@ -81,10 +82,19 @@ class Federation:
     def open(self) -> dict[int, Task]:
         """Begin the next round: return the task of each node."""
         self._progress.start()
+        self._carried = [0] * len(self.names)
         self.aggregator, tasks = open_round(self.setup, self.state)
         self._progress.open(self.aggregator.round, [bits / self.setup.settings.vocab for bits in self.aggregator.bits])
         self._say(f"local training at {len(tasks)} nodes")
         return tasks
+
+    def carried(self, node: int, size: int) -> None:
+        """Count bytes that were sent to a node in this round."""
+        self._carried[node] += size
+
+    def again(self, node: int) -> Task:
+        """Return a node's task with the blocks of the prior that it asked for."""
+        return self.aggregator.again(node)
 
     def deliver(self, node: int, data: bytes) -> Receipt:
         """Take a frame that came over a node's channel."""
@@ -112,7 +122,8 @@ class Federation:
     def finish(self, heldout: Heldout) -> Line:
         """End the round with what the student is worth; commit it, and return its line of the trace."""
         state, line = self._closed
-        line = line | _worth(heldout) | {"seconds": self._progress.seconds}
+        line = line | _worth(heldout) | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
+        line = line | {"seconds": self._progress.seconds}
         commit(self.store, state, [*self.trace, line])
         self.state = state
         self.trace.append(line)

@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.prior import in_eighths
-from fpld.data import ProbeSet
 from fpld.errors import InputError
-from fpld.federation.training import blank_kl, heldout_losses, open_student, probe_kl
+from fpld.federation.predictions import Predictions
+from fpld.federation.training import blank_kl, heldout_losses, open_student
 from fpld.federation.work import work
+from fpld.protocol.priors import collect, ranges, take_notes
 from fpld.storage.arrays import read_arrays
+from fpld.students import divergence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
+    from fpld.data import ProbeSet
     from fpld.federation.part import Part
     from fpld.federation.work import Place
+    from fpld.protocol.priors import Block, Notes
     from fpld.storage.folder import Arrays
+    from fpld.students import Target
 
 
 def node_round(part: Part, place: Place, task: bytes) -> bytes:
@@ -30,30 +35,42 @@ def node_round(part: Part, place: Place, task: bytes) -> bytes:
 def distill(
     base: Path,
     state: Arrays,
-    probe: Path,
-    target: np.ndarray[Any, Any],
+    probe: ProbeSet,
+    target: Target,
     options: dict[str, Any],
     public: Path | None,
 ) -> tuple[Arrays, float]:
-    """Distil the student from combined logits; return its weights and its KL to them on the probe set."""
-    student, contexts = open_student(base, state), ProbeSet.load(probe)
+    """Distil the student from a target; return its weights, and how far it is from the target (`divergence`)."""
+    student, reference = open_student(base, state), open_student(base, state)
     text = None if public is None else read_arrays(public)[0]["tokens"]
-    student.distill(contexts.sequences, target, public=text, **options)
-    divergence = probe_kl(student, contexts.sequences, target)
-    # A student that knows less than nothing must not be broadcast: the last good one stays in the checkpoint.
-    blank = blank_kl(target)
-    if not divergence < blank:
+    student.distill(probe.sequences, target, public=text, **options)
+    found = divergence(student, probe.sequences, target, reference)
+    # A student that knows less than nothing, or less than the last one, must not be broadcast.
+    most, what = (0.0, "the last student has") if target.relative else (blank_kl(target.array), "equal chances have")
+    if not found < most:
         raise InputError(
-            f"distill.rate must be lower: the student diverged, with a KL of {divergence:.3g} to its target; equal "
-            f"probabilities have {blank:.3g}; the last checkpoint is intact"
+            f"distill.rate must be lower: the student diverged, with {found:.3g} nats to its target; {what} "
+            f"{most:.3g}; the last checkpoint is intact"
         )
-    return student.state(), divergence
+    return student.state(), found
 
 
-def predict(base: Path, state: Arrays, probe: Path) -> np.ndarray[Any, np.dtype[np.int16]]:
-    """Return a student's prediction of the probe set as a prior: small integers, which travel to all nodes."""
-    student, contexts = open_student(base, state), ProbeSet.load(probe)
-    return np.concatenate([in_eighths(block) for block in student.logit_blocks(contexts.sequences)])
+def predict(base: Path, state: Arrays, probe: ProbeSet, path: Path | None, margin: float) -> Notes:
+    """Predict a probe set with a student; write the integers of the prior to a file, and return the notes on it."""
+    shape = probe.contexts, probe.vocab
+    predict = Predictions(open_student(base, state), probe.sequences)
+    blocks = take_notes((predict(rows) for rows in ranges(shape)), shape, margin=margin)
+    if path is None:
+        return collect(blocks, shape)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        return collect(_written(blocks, file), shape)
+
+
+def _written(blocks: Iterable[Block], file: BinaryIO) -> Iterator[Block]:
+    for block in blocks:
+        file.write(block.integers.tobytes())
+        yield block
 
 
 def finetune(

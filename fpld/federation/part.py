@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from fpld.config import Count, Name, Section, TrainSection
 from fpld.errors import ProtocolError
 from fpld.federation.bases import base_file
+from fpld.federation.probes import PROBE, PUBLIC
 
 if TYPE_CHECKING:
     from fpld.config import Config
@@ -20,17 +21,19 @@ class Files(Section):
     """Names of the files that a node needs, in the one folder where such files are; never a path.
 
     On one machine that is the run's folder. Over a network the name is the SHA-256 of the content: a node keeps what
-    it has got once, and asks only for what it lacks.
+    it has got once, and asks only for what it lacks. `public` is the text that rounds with contexts of their own draw
+    them from; without it all rounds have those of `probe`.
     """
 
     probe: FileName
     tokenizer: FileName
     base: FileName
     student: FileName
+    public: FileName | None = None
 
     def names(self) -> set[str]:
         """Return the names."""
-        return {self.probe, self.tokenizer, self.base, self.student}
+        return {name for name in (self.probe, self.tokenizer, self.base, self.student, self.public) if name}
 
 
 class Part(Section):
@@ -77,10 +80,11 @@ def parts(config: Config) -> list[Part]:
             heldout_tokens=config.data.heldout_tokens,
             limit=config.data.limit,
             files=Files(
-                probe="probe.json",
+                probe=PROBE,
                 tokenizer="tokenizer.json",
                 base=base_file(config, index),
                 student=base_file(config, None),
+                public=PUBLIC if config.probe.fresh else None,
             ),
         )
         for index, node in enumerate(config.nodes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import data
 from fpld.federation.bases import make_bases
+from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.texts import first_documents, read_corpus, write_texts
 from fpld.seeds import derive_seed
 
@@ -53,7 +54,7 @@ def prepare(config: Config, store: RunFolder) -> Prepared:
 
 def prepare_public(config: Config, store: RunFolder) -> Public:
     """Make what the aggregator needs when the nodes' texts are elsewhere: tokenizer, probe set, base models."""
-    if not store.has("probe.json"):
+    if not store.has(PROBE):
         log.info("reading the public text")
         _write_public(config, read_corpus(config), store)
     return _read_public(config, store)
@@ -65,20 +66,20 @@ def _write_public(config: Config, documents: list[Document], store: RunFolder) -
     tokenizer = _tokenizer(config, public)
     tokenizer.save(store.path / "tokenizer.json")
     tokens = data.encode_documents(public, tokenizer)
-    store.write_arrays("public.safetensors", {"tokens": tokens})
+    store.write_arrays(PUBLIC, {"tokens": tokens})
     data.ProbeSet.draw(
         tokens,
         contexts=config.probe.contexts,
         length=config.probe.length,
         tokenizer=tokenizer,
         seed=derive_seed(config.run.seed, "probe"),
-    ).save(store.path / "probe.json")
+    ).save(store.path / PROBE)
     return tokenizer
 
 
 def _read_public(config: Config, store: RunFolder) -> Public:
-    arrays, _ = store.read_arrays("public.safetensors")
-    public = Public(data.ProbeSet.load(store.path / "probe.json"), arrays["tokens"])
+    arrays, _ = store.read_arrays(PUBLIC)
+    public = Public(data.ProbeSet.load(store.path / PROBE), arrays["tokens"])
     make_bases(config, store, public.vocab, public.tokens)
     return public
 

@@ -31,16 +31,21 @@ def federation_row(method: str, federation: Federation) -> Row:
     """Return a federation's row of the table: its last held-out loss, and all bytes that nodes sent."""
     last = federation.trace[-1]
     sent = sum(line["payload_bytes"] + line["overhead_bytes"] for line in federation.trace)
-    return table_row(method, last["heldout_loss"], last["heldout_bits_per_byte"], sent)
+    down = sum(line["downlink_bytes"] for line in federation.trace)
+    return table_row(method, last["heldout_loss"], last["heldout_bits_per_byte"], sent, down)
 
 
-def measured_row(method: str, losses: Sequence[float], bytes_per_token: float, uplink_bytes: int) -> Row:
-    """Return a row of the table: held-out loss averaged over the nodes' texts, and the uplink."""
+def measured_row(
+    method: str, losses: Sequence[float], bytes_per_token: float, uplink_bytes: int, downlink_bytes: int
+) -> Row:
+    """Return a row of the table: held-out loss averaged over the nodes' texts, and bytes in both directions."""
     loss = float(np.mean(losses))
-    return table_row(method, loss, loss / float(np.log(2)) / bytes_per_token, uplink_bytes)
+    return table_row(method, loss, loss / float(np.log(2)) / bytes_per_token, uplink_bytes, downlink_bytes)
 
 
-def table_row(method: str, loss: float | None, bits_per_byte: float | None, uplink_bytes: int) -> Row:
+def table_row(
+    method: str, loss: float | None, bits_per_byte: float | None, uplink_bytes: int, downlink_bytes: int
+) -> Row:
     """Return a row of the table that a run ends with; what nobody measured is None."""
     return {
         "method": method,
@@ -48,4 +53,5 @@ def table_row(method: str, loss: float | None, bits_per_byte: float | None, upli
         "bits_per_byte": bits_per_byte,
         "perplexity": None if loss is None else float(np.exp(loss)),
         "uplink_bytes": int(uplink_bytes),
+        "downlink_bytes": int(downlink_bytes),
     }

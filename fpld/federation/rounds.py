@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld import students
-from fpld.codecs import ArrayPrior
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
 from fpld.federation.budgets import configured
+from fpld.federation.prior import drop_prior, round_prior
+from fpld.federation.probes import PROBE, PUBLIC, round_probe
 from fpld.federation.state import State
 from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
-from fpld.registry import codecs
 from fpld.seeds import derive_key, derive_seed
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.config import Config
+    from fpld.data import ProbeSet
     from fpld.federation.prepare import Public
     from fpld.federation.state import Line
     from fpld.protocol import Combined, Task
@@ -34,10 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Setup:
-    """What does not change in a federation. `pool` does the aggregator's own heavy work."""
+    """What does not change in a federation, which has a folder `store` of its own in that of the run.
+
+    `pool` does the aggregator's own heavy work.
+    """
 
     config: Config
     run: RunFolder
+    store: RunFolder
     settings: Settings
     pool: Executor
 
@@ -46,10 +51,10 @@ class Setup:
         """Return the file of the student before the first round."""
         return self.run.path / base_file(self.config, None)
 
-    @property
-    def probe(self) -> Path:
-        """Return the file of the probe set."""
-        return self.run.path / "probe.json"
+    def probe(self, round: int) -> ProbeSet:
+        """Return the probe set of a round."""
+        public = self.run.path / PUBLIC if self.config.probe.fresh else None
+        return round_probe(self.run.path / PROBE, public, self.config.run.seed, round)
 
 
 class Info(NamedTuple):
@@ -66,14 +71,16 @@ def begin(setup: Setup) -> State:
 
 def open_round(setup: Setup, state: State) -> tuple[Aggregator, dict[int, Task]]:
     """Begin the round after a state: return an aggregator that collects its frames, and the task of each node."""
-    aggregator = Aggregator(setup.settings)
+    aggregator, probe = Aggregator(setup.settings), setup.probe(state.round + 1)
     aggregator.restore(state.learnt, state.known)
-    prior = _prior(setup, state)
+    prior, notes = round_prior(setup, state.student, probe)
+    digest = bytes.fromhex(probe.digest)
     if setup.config.combine.broadcast == "weights":
-        return aggregator, aggregator.open("weights", state.student, prior)
+        return aggregator, aggregator.open("weights", state.student, prior, notes=notes, probe=digest)
+    # Nodes without the student's weights cannot compute its prediction: the plan holds it.
     if state.target is None:
-        return aggregator, aggregator.open("none", {}, prior)
-    return aggregator, aggregator.open("logits", {"logits": state.target}, prior)
+        return aggregator, aggregator.open("none", {}, prior, probe=digest)
+    return aggregator, aggregator.open("logits", {"logits": state.target}, prior, probe=digest)
 
 
 def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Callable[[str], None]) -> tuple[State, Info]:
@@ -88,15 +95,12 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     student, divergence = setup.pool.submit(jobs.distill, *_distillation(setup, state, combined)).result()
     line = _summary(aggregator, combined, divergence)
     aggregator.distilled()
-    target = None if setup.config.combine.broadcast == "weights" else combined.target
+    target = None
+    if setup.config.combine.broadcast == "logits":
+        prior = aggregator.prior
+        target = (combined.target if prior is None else combined.target.absolute(prior)).array
+    drop_prior(setup)
     return State(student, *aggregator.state(), target), Info(combined, line)
-
-
-def _prior(setup: Setup, state: State) -> ArrayPrior | None:
-    """Return the last student's prediction of the probe set, if the codec codes against one."""
-    if not codecs.get(setup.config.codec.name).traits.prior:
-        return None
-    return ArrayPrior(setup.pool.submit(jobs.predict, setup.base, state.student, setup.probe).result())
 
 
 def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
@@ -107,9 +111,11 @@ def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, 
         "rate": config.distill.rate_in(round, config.run.rounds),
         "seed": derive_seed(config.run.seed, "distill", round),
         "public_weight": config.distill.public_weight,
+        "batch": config.distill.batch,
+        "average": config.distill.average,
     }
-    public = setup.run.path / "public.safetensors" if config.distill.public_weight > 0 else None
-    return setup.base, state.student, setup.probe, combined.target, options, public
+    public = setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
+    return setup.base, state.student, setup.probe(round), combined.target, options, public
 
 
 def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> Line:
@@ -126,7 +132,8 @@ def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> L
         "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in nodes],
         "weights": None if weights is None else weights.tolist(),
         "noise": [float(aggregator.noise[node]) if node in sent else None for node in nodes],
-        "kl": divergence,
+        "kl": None if combined.target.relative else divergence,
+        "gain": -divergence if combined.target.relative else None,
         "bandwidth_upper": combined.upper,
         "bandwidth_lower": combined.lower,
         "refused": [

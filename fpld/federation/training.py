@@ -56,18 +56,6 @@ def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], le
     return losses
 
 
-def probe_kl(student: Student, sequences: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> float:
-    """Return the mean over contexts of KL(softmax(target) || student)."""
-    total, start = 0.0, 0
-    for block in student.logit_blocks(sequences):
-        for rows in split(len(block), block.shape[1], _BLOCK):
-            log_p = log_softmax(target[start + rows.start : start + rows.stop])
-            gap = log_p - log_softmax(block[rows.start : rows.stop])
-            total += float((np.exp(log_p) * gap).sum(dtype=np.float64))
-        start += len(block)
-    return total / start
-
-
 def blank_kl(target: np.ndarray[Any, Any]) -> float:
     """Return the mean over contexts of KL(softmax(target) || equal probabilities): log V less the entropy."""
     total = 0.0

@@ -6,15 +6,19 @@ survive is in one file, written whole: the machine's state with its last frame, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.data import ProbeSet
 from fpld.errors import ProtocolError
+from fpld.federation.predictions import Predictions
+from fpld.federation.probes import round_probe
 from fpld.federation.training import open_student
+from fpld.protocol.asking import write_ask
+from fpld.protocol.messages import Task
 from fpld.protocol.node import Node
+from fpld.protocol.priors import ComputedPrior
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.folder import RunFolder
@@ -22,8 +26,8 @@ from fpld.storage.folder import RunFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fpld.data import ProbeSet
     from fpld.federation.part import Part
-    from fpld.protocol.messages import Task
     from fpld.storage.folder import Arrays
     from fpld.students import Student
 
@@ -41,15 +45,26 @@ class Place:
 
 
 def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
-    """Do a task and return the frame to send, sealed with the key; a task done before gives the very same frame."""
-    store = RunFolder(place.folder)
-    probe = ProbeSet.load(place.files / part.files.probe)
+    """Do a task and return the frame to send, sealed with the key; a task done before gives the very same frame.
+
+    Where this machine cannot compute the prior as the aggregator did, a message that asks for blocks of it is returned,
+    before any training.
+    """
+    store, task = RunFolder(place.folder), Task.from_bytes(data)
+    public = None if part.files.public is None else place.files / part.files.public
+    probe = round_probe(place.files / part.files.probe, public, part.seed, task.plan.round)
     node, model = _load(store, Node(part.index, bytes.fromhex(probe.digest)))
     node, task, frame = node.receive(data)
     if frame is not None:
         return frame
     student = open_student(place.files / part.files.base, model or None)
     _adopt(student, task, part, probe)
+    if task.notes is not None:
+        prior = ComputedPrior(Predictions(student.copy(), probe.sequences), task.notes, task.sent)
+        missing = prior.missing()
+        if missing:
+            return write_ask(missing, task.plan, key=key)
+        task = replace(task, plan=replace(task.plan, prior=prior))
     seed = derive_seed(part.seed, "local", node.round, part.index)
     tokens = read_arrays(place.text)[0]["tokens"]
     student.finetune(tokens, seed=seed, **part.training(part.local, node.round))

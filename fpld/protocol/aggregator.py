@@ -11,15 +11,17 @@ arrival.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fpld.errors import FrameError, InputError, QuorumError
+from fpld.protocol.asking import is_ask, read_ask
 from fpld.protocol.combine import Combined, combine
 from fpld.protocol.learning import Learner, RoundObserver
 from fpld.protocol.messages import Against, Broadcast, Task
+from fpld.protocol.priors import ranges
 from fpld.protocol.replies import Replies
 from fpld.protocol.spool import MEMORY, Spool
 from fpld.protocol.states import AGGREGATOR, follow
@@ -34,11 +36,15 @@ if TYPE_CHECKING:
 
     from fpld.budget.policy import Budget
     from fpld.codecs import Prior
+    from fpld.protocol.priors import Notes
     from fpld.types import Floats
 
 
 class Receipt(NamedTuple):
-    """What became of a frame: `accepted`, `duplicate` (the same bytes again) or `refused`, and why."""
+    """What became of a frame: `accepted`, `duplicate` (the same bytes again) or `refused`, and why.
+
+    `asked` is the verdict on a message that asks for blocks of the prior: the node gets its task again, with them.
+    """
 
     round: int
     node: int
@@ -89,11 +95,18 @@ class Aggregator:
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._learner = Learner(len(settings.names), settings.budget)
         self._learnt: dict[int, np.ndarray[Any, Any]] = {}
+        self._tasks: dict[int, Task] = {}
+        self._asked: dict[int, list[int]] = {}
 
     @property
     def phase(self) -> Phase:
         """Return where the aggregator is; only events change it."""
         return self._phase
+
+    @property
+    def prior(self) -> Prior | None:
+        """Return what the nodes of this round code against."""
+        return next(iter(self._plans.values())).prior if self._plans else None
 
     @property
     def bits(self) -> list[float]:
@@ -125,20 +138,29 @@ class Aggregator:
         broadcast: Broadcast,
         arrays: dict[str, np.ndarray[Any, Any]],
         prior: Prior | None = None,
+        *,
+        notes: Notes | None = None,
+        probe: bytes | None = None,
     ) -> dict[int, Task]:
-        """Begin the next round: return a task for each node; `prior` is what a predictive codec codes against."""
+        """Begin the next round: return a task for each node.
+
+        `prior` is what a predictive codec codes against; with `notes` on it the nodes compute it themselves. `probe` is
+        the digest of the round's probe set, if it is not that of the settings.
+        """
         self._step(Event.OPEN)
         self.round += 1
         s = self.settings
         bits = s.budget.bits(self.round, self._learner.estimate)
         # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
-        stratified = s.stratified and (prior is None or self._learner.agree)
+        # Sampled labels always do: what rounding adds at one node it takes at another.
+        traits = codecs.get(s.codec).traits
+        stratified = s.stratified and (prior is None or traits.sparse or self._learner.agree)
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
                 round=self.round,
                 node=node,
-                probe=s.probe,
+                probe=s.probe if probe is None else probe,
                 contexts=s.contexts,
                 vocab=s.vocab,
                 bits=float(bits[node]),
@@ -151,8 +173,19 @@ class Aggregator:
             for node in range(len(s.names))
         }
         self._spool.clear()
-        self._learnt = {}
-        return {node: Task(plan, s.codec, s.against, broadcast, arrays) for node, plan in self._plans.items()}
+        self._learnt, self._asked = {}, {}
+        self._tasks = {
+            node: Task(plan, s.codec, s.against, broadcast, arrays, notes) for node, plan in self._plans.items()
+        }
+        return dict(self._tasks)
+
+    def again(self, node: int) -> Task:
+        """Return a node's task with the blocks of the prior that it asked for."""
+        task, prior = self._tasks[node], self.prior
+        if prior is None:
+            raise InputError(f"node {node} has no prior to ask for")
+        blocks = ranges(task.plan.shape)
+        return replace(task, sent={block: prior.block(blocks[block]) for block in self._asked.get(node, [])})
 
     def frame(self, node: int, data: bytes) -> Receipt:
         """Take a frame that came over node's channel; return the receipt, which is recorded too."""
@@ -180,7 +213,7 @@ class Aggregator:
         codec, plans = codecs.get(s.codec), [self._plans[node] for node in nodes]
         own = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
         payloads = [payload_of(self._spool.get(node)) for node in nodes]
-        observer = RoundObserver(self._learner, nodes, plans)
+        observer = RoundObserver(self._learner, nodes, plans, agreement=not codec.traits.sparse)
         combined = combine(Replies(codec, rules.get(s.rule), payloads, plans, own), observer, s.threads)
         observer.close(codec, combined)
         self._learner.learn_tables(self._learnt)
@@ -225,10 +258,20 @@ class Aggregator:
                 ("duplicate", "") if same else ("refused", "a second, different frame in this round: the first counts")
             )
         try:
+            if is_ask(data):
+                self._ask(node, data)
+                return "asked", f"for {len(self._asked[node])} blocks of the prior"
             self._verify(node, data)
         except FrameError as error:
             return "refused", str(error)
         return "accepted", ""
+
+    def _ask(self, node: int, data: bytes) -> None:
+        """Note the blocks of the prior that a node asks for, once a round."""
+        notes, key = self._tasks[node].notes, self.settings.mac_keys.get(node, b"")
+        if notes is None or node in self._asked:
+            raise FrameError("blocks of the prior may be asked for once a round, of a prior that a node computes")
+        self._asked[node] = read_ask(data, self._plans[node], blocks=len(notes.counts), key=key)
 
     def _verify(self, node: int, data: bytes) -> None:
         """Check a frame once, so that after acceptance nothing can fail."""

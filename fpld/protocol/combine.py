@@ -6,7 +6,7 @@ The result does not depend on the number of threads.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,22 +20,24 @@ if TYPE_CHECKING:
     from fpld.protocol.replies import Observer, Replies
     from fpld.protocol.ways import Way
     from fpld.rules import Rule
+    from fpld.rules.target import Target
     from fpld.types import Floats
 
 
 class Combined(NamedTuple):
-    """What a round brought: the target logits [m, V], the nodes that it is from, and what a person wants to know.
+    """What a round brought: the student's target, the nodes that it is from, and what a person wants to know.
 
     `noise` and `squares` are each node's summed variance and sum of squares, the latter if the observer wanted it;
-    `lower` and `upper` bound the KL that coding has cost, in nats per context.
+    `lower` and `upper` bound the KL that coding has cost, in nats per context, where the paper's bounds apply: they do
+    not to sampled labels.
     """
 
-    target: np.ndarray[Any, np.dtype[np.float32]]
+    target: Target
     nodes: list[int]
     noise: Floats
     squares: Floats
-    lower: float
-    upper: float
+    lower: float | None
+    upper: float | None
 
 
 def combine(
@@ -47,7 +49,7 @@ def combine(
     """Combine replies while the observer looks on; no threads: one for each core that this process may use."""
     way = fast_way(ways, replies, observer)
     run = plain if way is None else way.combine
-    target, parts = run(replies, observer, threads or len(os.sched_getaffinity(0)))
+    finish, parts = run(replies, observer, threads or len(os.sched_getaffinity(0)))
     noise, squares, bracket, contexts = np.zeros(len(replies.plans)), np.zeros(len(replies.plans)), np.zeros(2), 0
     for part in parts:
         noise += part.noise
@@ -56,5 +58,5 @@ def combine(
         contexts += part.contexts
         if part.sample is not None:
             observer.look(part.sample)
-    lower, upper = bracket / contexts
-    return Combined(target, [plan.node for plan in replies.plans], noise, squares, float(lower), float(upper))
+    lower, upper = (bracket / contexts).tolist() if contexts else (None, None)
+    return Combined(finish(), [plan.node for plan in replies.plans], noise, squares, lower, upper)

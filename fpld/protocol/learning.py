@@ -63,10 +63,12 @@ class Learner:
 class RoundObserver:
     """Look at one round as it is combined, and hand over to the learner what it has shown."""
 
-    def __init__(self, learner: Learner, nodes: Sequence[int], plans: Sequence[Plan]) -> None:
+    def __init__(
+        self, learner: Learner, nodes: Sequence[int], plans: Sequence[Plan], *, agreement: bool = True
+    ) -> None:
         self.learner, self.nodes, self.plans = learner, list(nodes), plans
         self.wants = learner.estimator.wants
-        self.samples = plans[0].prior is not None or self.wants.samples
+        self.samples = (agreement and plans[0].prior is not None) or self.wants.samples
         self.squares = self.wants.squares
         self.agreement = Agreement()
         self.seen: list[Sample] = []

@@ -1,4 +1,4 @@
-"""What travels: a task down (plan, coding, what is broadcast), a frame up.
+"""What travels: a task down (plan, coding, what is broadcast, what is noted of the prior), a frame up.
 
 A task is bytes in the safetensors format: arrays, and one JSON object in the metadata. A node checks it as it would
 check anything from outside: sizes follow from what is there, nothing is executed, unknown fields are refused.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fpld.codecs.prior import ArrayPrior
 from fpld.errors import InputError
+from fpld.protocol.priors import Notes, check_sent
 from fpld.storage.arrays import dump_arrays, parse_arrays
 from fpld.types import Plan
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
 Against = Literal["nothing", "own"]
 Broadcast = Literal["none", "weights", "logits"]
-FORMAT = "fpld-task-2"
+FORMAT = "fpld-task-3"
 PLAN_ARRAYS = ("prior", "learnt")  # of a plan, that travel among the task's arrays as "plan.prior" and so on
+_NOTES, _SENT = "notes.", "sent."  # of the prior, likewise
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,6 +34,9 @@ class Task:
     `against` is what the node codes its logits against: nothing, or its own last reconstruction (sequential
     refinement). `broadcast` is what `arrays` holds: nothing (the node goes on with what it has), the student's
     weights, or the combined logits of the last round as `logits` [m, V], from which the node distils its own model.
+
+    A prior that the plan needs is either in the plan, whole, or the node computes it from the student's weights: then
+    `notes` say how the aggregator rounded, and `sent` holds blocks that the node asked for (`fpld.protocol.priors`).
     """
 
     plan: Plan
@@ -39,13 +44,25 @@ class Task:
     against: Against = "nothing"
     broadcast: Broadcast = "none"
     arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+    notes: Notes | None = None
+    sent: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        """Name the task, whatever blocks of the prior were sent along."""
+        return digest(replace(self, sent={}).to_bytes())
 
     def to_bytes(self) -> bytes:
         """Serialize, the same for the same task."""
         named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
         plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
-        prior = None if self.plan.prior is None else self.plan.prior.block(range(self.plan.contexts))
-        own = {"plan.prior": prior, "plan.learnt": self.plan.learnt}
+        prior = self.plan.prior if self.notes is None else None
+        own = {
+            "plan.prior": None if prior is None else prior.block(range(self.plan.contexts)),
+            "plan.learnt": self.plan.learnt,
+            **({} if self.notes is None else {_NOTES + name: array for name, array in self.notes.arrays().items()}),
+            **{f"{_SENT}{block}": integers for block, integers in self.sent.items()},
+        }
         arrays = self.arrays | {name: array for name, array in own.items() if array is not None}
         head = {"plan": plan, "codec": self.codec, "against": self.against, "broadcast": self.broadcast}
         return dump_arrays(arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
@@ -64,7 +81,15 @@ class Task:
             prior = arrays.pop("plan.prior", None)
             known["prior"] = None if prior is None else ArrayPrior(prior)
             known["learnt"] = arrays.pop("plan.learnt", None)
-            task = cls(Plan(**known), arrays=arrays, **head)
+            notes, sent = _taken(arrays, _NOTES), _taken(arrays, _SENT)
+            plan = Plan(**known)
+            task = cls(
+                plan,
+                arrays=arrays,
+                notes=Notes(plan.shape, **notes) if notes else None,
+                sent=check_sent({int(block): integers for block, integers in sent.items()}, plan.shape),
+                **head,
+            )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"task: must hold a sound plan, but {error}") from error
         for name, value, allowed in (
@@ -74,6 +99,11 @@ class Task:
             if value not in allowed:
                 raise InputError(f"task: {name} must be one of {', '.join(allowed)}, got {value!r}")
         return task
+
+
+def _taken(arrays: dict[str, np.ndarray[Any, Any]], prefix: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Take the arrays with a prefix out, and return them without it."""
+    return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
 
 
 def digest(data: bytes) -> str:

@@ -19,7 +19,7 @@ from fpld import _check
 from fpld.codecs import decode
 from fpld.errors import InputError, ProtocolError
 from fpld.numerics import centre
-from fpld.protocol.messages import Task, digest
+from fpld.protocol.messages import Task
 from fpld.protocol.states import NODE, follow
 from fpld.protocol.states import NodeEvent as Event
 from fpld.protocol.states import NodePhase as Phase
@@ -47,7 +47,10 @@ class Node:
     reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
     def receive(self, data: bytes) -> tuple[Node, Task, bytes | None]:
-        """Take a task; return the frame if it was answered before, and None if there is work to do."""
+        """Take a task; return the frame if it was answered before, and None if there is work to do.
+
+        A task that comes again with blocks of the prior that were asked for is the same task.
+        """
         task = Task.from_bytes(data)
         plan = task.plan
         if plan.node != self.index:
@@ -56,13 +59,13 @@ class Node:
             raise ProtocolError(
                 f"the task's probe set is {plan.probe.hex()}, this node's is {self.probe.hex()}: fetch the same one"
             )
-        event = self._relation(plan.round, digest(data))
+        event = self._relation(plan.round, task.identity)
         node = self._step(event, f"{event.value} (for round {plan.round}, this node is in round {self.round})")
         if event is Event.SAME_TASK:
             return node, task, node.frame or None
         if task.against == "own" and self.reconstruction is None and self.round > 0:
             raise ProtocolError("the task codes against a reconstruction that this node does not have")
-        return node._with(round=plan.round, task=digest(data), frame=b""), task, None
+        return node._with(round=plan.round, task=task.identity, frame=b""), task, None
 
     def restore(
         self, round: int, task: str, frame: bytes, reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None

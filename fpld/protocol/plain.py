@@ -7,12 +7,14 @@ that of the result and of a few blocks, whatever the number of nodes.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld.numerics import softmax, split
 from fpld.protocol.replies import Part, Sample, bracket
+from fpld.rules.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20  # coordinates that a thread works on at a time
 
 
-def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Floats32, Iterator[Part]]:
-    """Return the target, which is whole once all parts were taken, and the parts in the order of their contexts."""
+def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Callable[[], Target], Iterator[Part]]:
+    """Return the parts in the order of their contexts, and before them what gives the target once all were taken."""
     target = np.empty(replies.shape, np.float32)
     contexts, vocab = replies.shape
     blocks = split(contexts, vocab * (len(replies.plans) if replies.rule.needs_all else 1), _BLOCK)
@@ -34,13 +36,15 @@ def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Floats32,
     readers = [replies.codec.reader(payload, plan) for payload, plan in pairs]
     if not replies.codec.traits.seeks:
         streams = [reader.blocks(blocks) for reader in readers]
-        return target, (_apply(replies, observer, target, rows, (next(s) for s in streams)) for rows in blocks)
+        return partial(Target.dense, target), (
+            _apply(replies, observer, target, rows, (next(s) for s in streams)) for rows in blocks
+        )
 
     def work(rows: range) -> Part:
         found = (block for reader in readers for block in reader.blocks([rows]))
         return _apply(replies, observer, target, rows, found)
 
-    return target, side_by_side(work, blocks, threads)
+    return partial(Target.dense, target), side_by_side(work, blocks, threads)
 
 
 def _apply(replies: Replies, observer: Observer, target: Floats32, rows: range, nodes: Iterable[Decoded]) -> Part:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.prior import EIGHTHS, LEAST_PRIOR
+from fpld.codecs.prior import EIGHTHS, LEAST_PRIOR, ArrayPrior
 from fpld.errors import InputError
 from fpld.numerics import log_softmax, split
 
@@ -83,6 +83,18 @@ class Notes:
 def ranges(shape: tuple[int, int]) -> list[range]:
     """Return the contexts of each block."""
     return split(shape[0], shape[1], BLOCK)
+
+
+def check_sent(sent: Mapping[int, Array], shape: tuple[int, int]) -> dict[int, Integers]:
+    """Return blocks of the prior that came from outside; refuse what is none of this shape."""
+    blocks = ranges(shape)
+    for block, integers in sent.items():
+        if not 0 <= block < len(blocks):
+            raise InputError(f"a block of the prior must be one of {len(blocks)}, got {block}")
+        ArrayPrior(integers)
+        if integers.shape != (len(blocks[block]), shape[1]):
+            raise InputError(f"block {block} of the prior must have {len(blocks[block])} contexts of {shape[1]} tokens")
+    return dict(sent)
 
 
 def take_notes(blocks: Iterable[Reals], shape: tuple[int, int], *, margin: float = MARGIN) -> Iterator[Block]:

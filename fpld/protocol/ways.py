@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -18,23 +18,24 @@ from fpld.numerics import softmax, split
 from fpld.protocol.plain import side_by_side
 from fpld.protocol.replies import Part, Sample, bracket
 from fpld.rules import MEAN, MIXTURE, PRECISION
+from fpld.rules.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fpld.codecs import Codec
     from fpld.protocol.replies import Observer, Replies
     from fpld.rules import Rule
 
-    Floats32 = np.ndarray[Any, np.dtype[np.float32]]
-
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
 
 
 class Combining(Protocol):
-    """Return the target, which is whole once all parts were taken, and the parts in the order of their contexts."""
+    """Return the parts in the order of their contexts, and before them what gives the target once all were taken."""
 
-    def __call__(self, replies: Replies, observer: Observer, threads: int) -> tuple[Floats32, Iterator[Part]]:
+    def __call__(
+        self, replies: Replies, observer: Observer, threads: int
+    ) -> tuple[Callable[[], Target], Iterator[Part]]:
         """Combine on so many threads."""
         ...
 
@@ -74,7 +75,7 @@ def _uniform(
     threads: int,
     *,
     weighted: bool,
-) -> tuple[Floats32, Iterator[Part]]:
+) -> tuple[Callable[[], Target], Iterator[Part]]:
     """Decode and add in one pass; `weighted` by the inverse of the variance."""
     from fpld.codecs.uniform import fast  # brings numba along
 
@@ -89,12 +90,12 @@ def _uniform(
         total /= np.float32(count) if weights is None else weights.astype(np.float32)
         return Part(noise_of, np.zeros(count), bracket(target[some], noise / count**2), some.size)
 
-    return target, side_by_side(work, split(*replies.shape, _BLOCK), threads)
+    return partial(Target.dense, target), side_by_side(work, split(*replies.shape, _BLOCK), threads)
 
 
 def _predictive(
     replies: Replies, observer: Observer, threads: int, *, mixture: bool
-) -> tuple[Floats32, Iterator[Part]]:
+) -> tuple[Callable[[], Target], Iterator[Part]]:
     """Add up what nodes sent beside zeros, which they share; for a `mixture`, their probabilities."""
     from fpld.codecs.predictive.adding import add_up  # brings numba along
 
@@ -112,7 +113,7 @@ def _predictive(
                 sample = Sample(some, part.values, part.variance, softmax(target[some]), prior)
             yield Part(part.noise, np.zeros(count), bounds, some.size, sample)
 
-    return target, parts()
+    return partial(Target.dense, target), parts()
 
 
 WAYS: Mapping[tuple[Codec, Rule], Way] = {

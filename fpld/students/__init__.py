@@ -9,10 +9,11 @@ import numpy as np
 
 from fpld import registry
 from fpld.errors import InputError
+from fpld.rules.target import Target
 from fpld.storage.arrays import read_arrays, write_arrays
 from fpld.students.base import Student
 from fpld.students.ngram import NGram, NGramConfig
-from fpld.students.targets import Target, divergence
+from fpld.students.targets import divergence
 
 
 def student_class(kind: str) -> type[Student]:

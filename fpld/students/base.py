@@ -19,8 +19,8 @@ import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
+from fpld.rules.target import Target, as_target
 from fpld.storage.arrays import read_arrays, write_arrays
-from fpld.students.targets import Target, as_target
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""

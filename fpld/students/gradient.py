@@ -10,8 +10,8 @@ from typing import Self
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
+from fpld.rules.target import Target
 from fpld.students.base import Distillation, Student, TailAverage, check_count, tail_mean
-from fpld.students.targets import Target
 
 try:
     import torch

@@ -17,8 +17,8 @@ from fpld.codecs.prior import EIGHTHS, LEAST_PRIOR
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
+    from fpld.rules.target import Target
     from fpld.students.gradient import GradientStudent
-    from fpld.students.targets import Target
 
 
 class Teacher(Protocol):

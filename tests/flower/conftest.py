@@ -138,7 +138,9 @@ class Deployment:
 
     def trace(self, out: str = "flower") -> list[dict[str, Any]]:
         lines = (self.folder / out / "fpld/trace.jsonl").read_text().splitlines()
-        return [{**json.loads(line), "seconds": None} for line in lines]
+        # How long it took, and what an engine sends down besides the tasks, are not the federation's.
+        own = {"seconds": None, "downlink_bytes": None, "node_downlink_bytes": None}
+        return [{**json.loads(line), **own} for line in lines]
 
     def log(self, out: str = "flower") -> list[str]:
         return [json.loads(line)["text"] for line in (self.folder / out / "log.txt").read_text().splitlines()]

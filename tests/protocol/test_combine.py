@@ -94,8 +94,8 @@ def test_a_round_is_what_the_rule_says_of_what_is_decoded(row: Row, rule: str, w
     expected = DEFINITIONS[rule](values, variance, bias)
     found = combine(replies, watcher)
     assert found.nodes == list(range(K))
-    assert found.target.dtype == np.float32
-    assert np.allclose(found.target, expected, rtol=1e-4, atol=2e-5)
+    assert found.target.array.dtype == np.float32
+    assert np.allclose(found.target.array, expected, rtol=1e-4, atol=2e-5)
     assert found.noise == pytest.approx(variance.sum(axis=(1, 2)), rel=1e-4)
     assert found.squares == pytest.approx(np.square(values).sum(axis=(1, 2)) * watcher.squares, rel=1e-4)
     bounds = weighted_bracket(softmax(expected), variance.sum(axis=0) / K**2) / 12
@@ -143,7 +143,7 @@ def scene(name: str, contexts: int, vocab: int) -> Replies:
 def agree(found: tuple[Combined, Watcher], expected: tuple[Combined, Watcher]) -> None:
     (one, seen), (other, plainly) = found, expected
     assert one.nodes == other.nodes
-    assert np.allclose(one.target, other.target, rtol=1e-4, atol=3e-5)
+    assert np.allclose(one.target.array, other.target.array, rtol=1e-4, atol=3e-5)
     assert np.allclose(one.noise, other.noise, rtol=1e-4)
     assert np.allclose(one.squares, other.squares, rtol=1e-4)
     assert (one.lower, one.upper) == pytest.approx((other.lower, other.upper), rel=1e-3)
@@ -205,7 +205,7 @@ def test_dithered_predictive_payloads_lose_their_bias_in_a_mixture_that_is_obser
     payloads = [encode(PredictiveCodec(), logits, plan) for plan in plans]
     assert all(payload[0] & DITHER for payload in payloads)
     replies = Replies(PredictiveCodec(), MIXTURE, payloads, plans)
-    quiet, observed = (combine(replies, watcher).target for watcher in (Watcher(), Watcher("squares")))
+    quiet, observed = (combine(replies, watcher).target.array for watcher in (Watcher(), Watcher("squares")))
     assert np.allclose(observed, quiet, rtol=0, atol=1e-4)
     decoded = [decode(PredictiveCodec(), *pair) for pair in zip(payloads, plans, strict=True)]
     biased = np.log(np.mean([softmax(each.values) for each in decoded], axis=0))
@@ -226,8 +226,8 @@ def test_the_result_does_not_depend_on_blocks_and_threads(
         monkeypatch.setattr(ways, "_BLOCK", size)
         for threads in (1, 3):
             watcher = Watcher("samples", "squares") if size == V else Watcher()
-            assert combine(with_rule(scene(name, M, V), rule), watcher, threads).target.shape == (M, V)
-            found.append(combine(with_rule(scene(name, M, V), rule), Watcher(), threads).target.tobytes())
+            assert combine(with_rule(scene(name, M, V), rule), watcher, threads).target.array.shape == (M, V)
+            found.append(combine(with_rule(scene(name, M, V), rule), Watcher(), threads).target.array.tobytes())
     assert len(set(found)) == 1
 
 
@@ -243,7 +243,7 @@ def test_what_nodes_coded_against_is_added_and_kept(rule: Any) -> None:
     for each in summed:
         work.add(each)
     found = combine(Replies(codec, rule, replies.payloads, replies.plans, own), Watcher())
-    assert np.allclose(found.target, work.result(), rtol=1e-5, atol=1e-5)
+    assert np.allclose(found.target.array, work.result(), rtol=1e-5, atol=1e-5)
     assert all(np.array_equal(a, b.values) for a, b in zip(own, summed, strict=True))
 
 
@@ -278,7 +278,7 @@ def combined(aggregator: Aggregator, logits: np.ndarray[Any, Any]) -> np.ndarray
         node, received, _ = Node(k, bytes(32)).receive(task.to_bytes())
         assert aggregator.frame(k, node.answer(received, logits)[1]).verdict == "accepted"
     aggregator.close()
-    return aggregator.combine().target
+    return aggregator.combine().target.array
 
 
 def test_frames_on_disk_give_the_same_result() -> None:

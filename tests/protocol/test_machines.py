@@ -68,7 +68,7 @@ def test_a_round_brings_the_mean_within_its_bounds() -> None:
     assert aggregator.close() == [0, 1, 2]
     combined = aggregator.combine()
     truth = logits.mean(axis=0)
-    assert combined.lower < theory.kl(truth, combined.target - truth).mean() < combined.upper
+    assert combined.lower < theory.kl(truth, combined.target.array - truth).mean() < combined.upper
     assert aggregator.sent == {node: contexts * size // 8 for node, size in enumerate((120, 160, 200))}
     assert not aggregator.distilled()
 
@@ -79,7 +79,7 @@ def test_the_order_of_arrival_does_not_matter(rule: str) -> None:
     for order in itertools.permutations(range(K)):
         aggregator = collected(order, rule=rule)
         aggregator.close()
-        results.append(aggregator.combine().target.tobytes())
+        results.append(aggregator.combine().target.array.tobytes())
     assert len(set(results)) == 1
 
 
@@ -229,7 +229,7 @@ def test_bad_frames_are_refused_recorded_and_change_nothing(case: str) -> None:
     for i in range(K):
         aggregator.frame(i, frames[i])
     aggregator.close()
-    assert np.array_equal(aggregator.combine().target, clean.combine().target)
+    assert np.array_equal(aggregator.combine().target.array, clean.combine().target.array)
 
 
 def test_repeated_frames_count_once_and_conflicting_ones_are_refused() -> None:
@@ -254,7 +254,7 @@ def test_late_frames_are_refused() -> None:
     # Node 0 has at least 16 symbols for a coordinate, node 2 at least 256: no error is above half a step.
     centred = LOGITS[[0, 2]] - LOGITS[[0, 2]].mean(axis=2, keepdims=True)
     step = np.ptp(centred, axis=2) / np.array([[15], [255]])
-    assert (np.abs(two.target - centred.mean(axis=0)) <= 1.01 * step.mean(axis=0)[:, None] / 2).all()
+    assert (np.abs(two.target.array - centred.mean(axis=0)) <= 1.01 * step.mean(axis=0)[:, None] / 2).all()
     aggregator.distilled()
     aggregator.open("none", {})
     assert "round" in aggregator.frame(1, frames[1]).reason
@@ -285,7 +285,7 @@ def test_refinement_shrinks_the_error_again_and_again_and_vanilla_does_not() -> 
             for i, frame in answers(aggregator.open("none", {}), nodes, LOGITS).items():
                 aggregator.frame(i, frame)
             aggregator.close()
-            target = aggregator.combine().target
+            target = aggregator.combine().target.array
             centred = LOGITS - LOGITS.mean(axis=2, keepdims=True)
             errors.setdefault(against, []).append(float(np.square(target - centred.mean(axis=0)).mean()))
             aggregator.distilled()
@@ -314,7 +314,7 @@ def test_stratified_dither_cancels_errors_of_nodes_that_agree() -> None:
             for node in answering:
                 assert aggregator.frame(node, frames[node]).verdict == "accepted"
             aggregator.close()
-            error = aggregator.combine().target - centred
+            error = aggregator.combine().target.array - centred
             assert abs(error.mean()) < 4 * error.std() / np.sqrt(error.size)  # also when a node drops out
             found[stratified, len(answering)] = float(np.square(error).mean())
     assert found[True, 3] * 3 == pytest.approx(found[False, 3], rel=4.1 * 0.0245)
@@ -357,7 +357,7 @@ def test_a_checkpoint_restores_weights_and_reconstructions() -> None:
             for i, frame in frames.items():
                 assert aggregator.frame(i, frame).verdict == "accepted"
             aggregator.close()
-            targets.append(aggregator.combine().target)
+            targets.append(aggregator.combine().target.array)
             aggregator.distilled()
         saved = one.state()
     assert np.array_equal(targets[-1], targets[-2])

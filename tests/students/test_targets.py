@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from fpld.errors import InputError
-from fpld.federation.training import probe_kl
-from fpld.numerics import softmax
+from fpld.numerics import log_softmax, softmax
+from fpld.rules.target import rounded_prediction
 from fpld.students import Student, Target, divergence
 from fpld.students.base import TailAverage
-from fpld.students.targets import rounded_prediction
 from tests.students.test_conformance import TABLE, Row, V, mean_kl, same, sequences, text
 
 PROBE = sequences(8)
@@ -55,7 +54,8 @@ def test_a_relative_target_equal_to_a_dense_one_teaches_the_same(row: Row) -> No
     start = mean_kl(np.log(p), dense.logits(PROBE))
     first = dense.distill(PROBE, np.log(p), steps=3, seed=1)
     second = relative.distill(PROBE, target, steps=3, seed=1)
-    np.testing.assert_allclose(relative.logits(PROBE), dense.logits(PROBE), atol=2e-3)
+    # A constant in all logits of a context, which no softmax sees, may drift apart.
+    np.testing.assert_allclose(log_softmax(relative.logits(PROBE)), log_softmax(dense.logits(PROBE)), atol=2e-3)
     # What is returned differs by the divergence at the start, of the minibatch instead of all contexts.
     assert first - second == pytest.approx(start, rel=0.2)
 
@@ -113,7 +113,6 @@ def test_divergence_of_a_dense_target_is_kl(row: Row) -> None:
     assert found == pytest.approx(
         mean_kl(logits.astype(np.float64), student.logits(PROBE).astype(np.float64)), rel=1e-4
     )
-    assert found == pytest.approx(probe_kl(student, PROBE, logits), rel=1e-5)
 
 
 def test_divergence_of_a_relative_target_is_the_gain_over_the_reference(row: Row) -> None:

@@ -103,6 +103,11 @@ def unpack_task(content: RecordDict) -> Task:
     return Task.from_bytes(dump_arrays({} if record is None else record_arrays(record), metadata))
 
 
+def content_bytes(content: RecordDict) -> int:
+    """Return the bytes that the arrays of a message's content take."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
 def pack_files(content: RecordDict, files: Mapping[str, bytes]) -> None:
     """Add files to a message's content, by their digests."""
     if files:

@@ -29,4 +29,4 @@ def publish(config: Config, run: RunFolder) -> tuple[list[Part], dict[str, bytes
 
 
 def _named(files: Files, name: Callable[[str], str]) -> Files:
-    return Files(**{field: name(file) for field, file in files.model_dump().items()})
+    return Files(**{field: name(file) for field, file in files.model_dump(exclude_none=True).items()})

@@ -16,7 +16,16 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
-from fpld.engines.flower.payload import FRAME, LETTER, arrays_record, bytes_array, pack_files, pack_task, unpack
+from fpld.engines.flower.payload import (
+    FRAME,
+    LETTER,
+    arrays_record,
+    bytes_array,
+    content_bytes,
+    pack_files,
+    pack_task,
+    unpack,
+)
 from fpld.errors import FpldError, ProtocolError
 from fpld.federation.engine import Absence, Heldout
 from fpld.protocol.messages import digest
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
     from fpld.engines.flower.roster import Roster
     from fpld.federation.federation import Federation
     from fpld.federation.part import Part
+    from fpld.protocol import Task
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +64,8 @@ class ProbeLogitDistillation(Strategy):
         self._parts, self._files, self._wait = parts, files, wait
         self._keys = federation.setup.settings.mac_keys
         self._asked: list[tuple[int, Message]] = []
+        self._again: list[int] = []
+        self._grid: Grid | None = None
         self._everyone = True
         self._holds: dict[int, str] = {}
 
@@ -102,15 +114,17 @@ class ProbeLogitDistillation(Strategy):
         self.roster.gather(grid, enough=enough, wait=self._wait)
         self._everyone = False
         tasks = self.federation.open()
-        self._asked = []
-        student = digest(dump_arrays(self.federation.student, {}))
-        for index, identity in sorted(self.roster.ids.items()):
-            task = tasks[index]
-            # Who has evaluated the student has it.
-            content = pack_task(task, arrays=task.broadcast != "weights" or self._holds.get(index) != student)
-            letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes()), "student": student}
-            self._asked.append((index, self._message(index, identity, MessageType.TRAIN, content, letter)))
+        self._asked, self._grid = [], grid
+        for index in sorted(self.roster.ids):
+            self._asked.append((index, self._train(index, tasks[index])))
         return [message for _, message in self._asked]
+
+    def _train(self, index: int, task: Task) -> Message:
+        """Return the message with a node's task; who has evaluated the student has it."""
+        student = digest(dump_arrays(self.federation.student, {}))
+        content = pack_task(task, arrays=task.broadcast != "weights" or self._holds.get(index) != student)
+        letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes()), "student": student}
+        return self._message(index, self.roster.ids[index], MessageType.TRAIN, content, letter)
 
     def aggregate_train(
         self,
@@ -120,7 +134,27 @@ class ProbeLogitDistillation(Strategy):
         """Take the frames, close the round, combine and distil; return the student."""
         names, asked = self.federation.names, {index for index, _ in self._asked}
         absent = [Absence(names[i], "absent", "not connected") for i in range(len(names)) if i not in asked]
-        answered = set()
+        answered: set[int] = set()
+        absent += self._collect(replies, answered)
+        if self._again and self._grid is not None:
+            # Blocks of the prior that some could not compute, sent with their task once more.
+            self._asked = [(index, self._train(index, self.federation.again(index))) for index in self._again]
+            answered -= set(self._again)
+            messages = [message for _, message in self._asked]
+            absent += self._collect(exchange(self._grid, messages, self._deadline), answered)
+        for index in asked - answered:
+            absent.append(Absence(names[index], "late", f"no answer within {self._deadline or math.inf:g} s"))
+            self._forget(index)
+        combined = self.federation.close(absent)
+        metrics = MetricRecord({"nodes": len(combined.nodes)})
+        if combined.upper is not None:
+            metrics["bandwidth_upper"] = combined.upper
+        return arrays_record(self.federation.student), metrics
+
+    def _collect(self, replies: Iterable[Message], answered: set[int]) -> list[Absence]:
+        """Take replies as they come; note who answered, and who asks for blocks; return who failed."""
+        absent: list[Absence] = []
+        self._again = []
         for index, reply in self._recognized(replies):
             answered.add(index)
             failure = self._take(index, reply)
@@ -128,12 +162,7 @@ class ProbeLogitDistillation(Strategy):
                 absent.append(failure)
                 self._forget(index)
                 log.warning("%s", failure)
-        for index in asked - answered:
-            absent.append(Absence(names[index], "late", f"no answer within {self._deadline or math.inf:g} s"))
-            self._forget(index)
-        combined = self.federation.close(absent)
-        metrics = MetricRecord({"nodes": len(combined.nodes), "bandwidth_upper": combined.upper})
-        return arrays_record(self.federation.student), metrics
+        return absent
 
     def _take(self, index: int, reply: Message) -> Absence | None:
         """Deliver the frame of a reply; return why there is none."""
@@ -141,7 +170,9 @@ class ProbeLogitDistillation(Strategy):
         if reply.has_error():
             return explain(name, reply.error)
         try:
-            self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
+            receipt = self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
+            if receipt.verdict == "asked":
+                self._again.append(index)
         except FpldError as error:
             return Absence(name, "failed", str(error))
         return None
@@ -182,7 +213,8 @@ class ProbeLogitDistillation(Strategy):
                 log.warning("%s did not evaluate the student: %s", names[index], error)
         line = self.federation.finish(Heldout(losses, size / tokens if tokens else None))
         loss = line["heldout_loss"]
-        return MetricRecord({"kl": line["kl"]} if loss is None else {"kl": line["kl"], "heldout_loss": loss})
+        known = {"kl": line["kl"], "gain": line["gain"], "heldout_loss": loss}
+        return MetricRecord({name: value for name, value in known.items() if value is not None})
 
     def summary(self) -> None:
         """Say what is about to happen."""
@@ -203,6 +235,7 @@ class ProbeLogitDistillation(Strategy):
         content["letter"] = ArrayRecord({"data": bytes_array(sealed, LETTER)})
         lacking = part.files.names() & set(self.roster.missing.get(index, []))
         pack_files(content, {name: self._files[name] for name in sorted(lacking)})
+        self.federation.carried(index, content_bytes(content))
         return Message(content, identity, kind, ttl=self._deadline)
 
     def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:

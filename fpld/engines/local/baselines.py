@@ -44,9 +44,9 @@ class Bench(NamedTuple):
         """Evaluate a model on all nodes' held-out texts."""
         return self.pool.submit(jobs.evaluate, *evaluation(self.config, self.run, state, index))
 
-    def row(self, method: str, losses: Future[Any], uplink_bytes: int = 0) -> Row:
+    def row(self, method: str, losses: Future[Any], uplink_bytes: int = 0, downlink_bytes: int = 0) -> Row:
         """Return a row of the table."""
-        return measured_row(method, losses.result(), self.bytes_per_token, uplink_bytes)
+        return measured_row(method, losses.result(), self.bytes_per_token, uplink_bytes, downlink_bytes)
 
 
 def base(bench: Bench) -> list[Row]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import as_completed
+import time
+from concurrent.futures import FIRST_COMPLETED, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +39,25 @@ class LocalEngine:
         absent = [Absence(names[node], "busy", "with an earlier round") for node in tasks if node in self.busy]
         # A node does one thing at a time.
         futures = {self._submit(node, task): node for node, task in tasks.items() if node not in self.busy}
-        try:
-            for future in as_completed(list(futures), timeout=deadline):
+        end = None if deadline is None else time.monotonic() + deadline
+        while futures:
+            left = None if end is None else max(end - time.monotonic(), 0.0)
+            done, _ = wait(futures, timeout=left, return_when=FIRST_COMPLETED)
+            if not done:
+                break
+            for future in done:
                 node = futures.pop(future)
                 try:
                     frame = future.result()
                 except Exception as error:  # whatever stops a node, the others go on
                     absent.append(Absence(names[node], "failed", str(error)))
                 else:
-                    deliver(node, frame)
-        except TimeoutError:
-            for future, node in futures.items():
-                absent.append(Absence(names[node], "late", f"no answer within {deadline:g} s"))
-                self.busy.add(node)
-                future.add_done_callback(partial(self._late, node))
+                    if deliver(node, frame).verdict == "asked":
+                        futures[self._submit(node, self._federation.again(node))] = node
+        for future, node in futures.items():
+            absent.append(Absence(names[node], "late", f"no answer within {deadline:g} s"))
+            self.busy.add(node)
+            future.add_done_callback(partial(self._late, node))
         return absent
 
     def place(self, node: int) -> Place:
@@ -60,7 +66,9 @@ class LocalEngine:
         return Place(self._federation.store.path / f"nodes/{node}", run, run / f"text/{node}.safetensors")
 
     def _submit(self, node: int, task: Task) -> Future[bytes]:
-        return self._setup.pool.submit(jobs.node_round, self.parts[node], self.place(node), task.to_bytes())
+        data = task.to_bytes()
+        self._federation.carried(node, len(data))
+        return self._setup.pool.submit(jobs.node_round, self.parts[node], self.place(node), data)
 
     def _late(self, node: int, future: Future[bytes]) -> None:
         """Take a frame that came after the deadline: refused and recorded, unless the round is still open."""

@@ -1,0 +1,51 @@
+"""The prior of a round: the last student's prediction of the probe set, and what nodes need to compute it too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fpld.codecs import ArrayPrior
+from fpld.federation import jobs
+from fpld.federation.predictions import Predictions
+from fpld.federation.training import open_student
+from fpld.protocol.priors import ComputedPrior
+from fpld.registry import codecs
+
+if TYPE_CHECKING:
+    from fpld.codecs import Prior
+    from fpld.data import ProbeSet
+    from fpld.federation.rounds import Setup
+    from fpld.protocol.priors import Notes
+    from fpld.storage.folder import Arrays
+
+FILE = "prior.i16"
+KEPT = 1 << 31  # bytes up to which a prior is kept in a file; a larger one is computed again, block by block
+
+
+class RoundPrior(NamedTuple):
+    """A prior, and the notes for nodes that compute it; neither if the codec needs none."""
+
+    prior: Prior | None = None
+    notes: Notes | None = None
+
+
+def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
+    """Let a student predict the probe set of a round, if the codec codes against that."""
+    if not codecs.get(setup.config.codec.name).traits.prior:
+        return RoundPrior()
+    shape = probe.contexts, probe.vocab
+    path = setup.store.path / FILE if 2 * shape[0] * shape[1] <= KEPT else None
+    margin = setup.config.probe.margin
+    notes = setup.pool.submit(jobs.predict, setup.base, student, probe, path, margin).result()
+    if path is None:
+        predict = Predictions(open_student(setup.base, student), probe.sequences)
+        return RoundPrior(ComputedPrior(predict, notes), notes)
+    # The file is mapped: its memory is the system's to take back.
+    return RoundPrior(ArrayPrior(np.memmap(path, np.int16, "r", shape=shape)), notes)
+
+
+def drop_prior(setup: Setup) -> None:
+    """Delete the file of a round that is over."""
+    (setup.store.path / FILE).unlink(missing_ok=True)
