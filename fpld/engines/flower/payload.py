@@ -25,6 +25,7 @@ TASK = "fpld.task/1"
 FILE = "fpld.file/1"
 ARRAY = "fpld.array/1"
 _DTYPES = {
+    "uint8": "|u1",
     "float16": "<f2",
     "float32": "<f4",
     "float64": "<f8",
