@@ -1,0 +1,144 @@
+"""Symbols of a payload, read context by context: nothing of the size of the vocabulary is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.codecs.prior import LEAST_PRIOR
+from fpld.codecs.samples import grid, model, rangecoder
+from fpld.codecs.samples.draws import ONE, draw, keys_of, log_place
+from fpld.codecs.samples.grid import LOGS, MINUS, PLUS
+from fpld.codecs.samples.model import bins, escape, gap, mark, symbol
+from fpld.codecs.samples.sieving import Scratch, sift
+from fpld.compiled import kernel
+from fpld.errors import FrameError, InputError
+
+if TYPE_CHECKING:
+    from fpld.codecs.prior import Eighths
+    from fpld.types import Plan
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+PER_BYTE = 16  # symbols that are not zero, at most, for each byte of a payload: what is made of it stays in bounds
+NEXT, COUNT = 0, 1  # where the next escape lies, and how many symbols were not zero so far
+
+_NO_CHANGE = np.empty(0, np.float32)
+
+
+class Symbols:
+    """Read the symbols of a code, from the first context on."""
+
+    def __init__(self, code: Array, step: int, plan: Plan) -> None:
+        self.code, self.plan, self.step = code, plan, step
+        self.chances, self.seen = model.first_chances(plan.learnt)
+        self.state, self.mood, self.where = rangecoder.reader(code), np.zeros(2, np.int64), np.zeros(2, np.int64)
+        self.ratios = grid.log_ratios(step)
+        self.sieve, self.scratch = grid.make_sieve(self.ratios), Scratch.make(plan.vocab)
+        self.total, self.limit = plan.contexts * plan.vocab, PER_BYTE * code.size
+        self.where[NEXT] = gap(self.state, code, self.chances, self.seen, 0)
+        self._sound(self.where[NEXT] <= self.total)
+
+    def read(self, rows: range, prior: Eighths) -> tuple[Array, Array, Array]:
+        """Return the next contexts' symbols that are not zero: where each context's start, their tokens, and they."""
+        vocab = self.plan.vocab
+        room = min(len(rows) * vocab, self.limit - int(self.where[COUNT]))
+        starts, tokens, symbols = (np.zeros(n, np.int32) for n in (len(rows) + 1, room, room))
+        coder = self.state, self.code, self.chances, self.seen, self.mood, self.where
+        size = vocab, rows.start, self.total, grid.most_symbol(self.step), self.ratios, LOGS
+        source = keys_of(self.plan, rows), prior.ravel()
+        found = _read(*coder, *source, *size, *self.sieve, *self.scratch, _NO_CHANGE, starts, tokens, symbols)
+        self._sound(found >= 0)
+        return starts.astype(np.int64), tokens[:found], symbols[:found]
+
+    def end(self) -> None:
+        """Refuse a code that does not end after its last symbol."""
+        self._sound(bool(mark(self.state, self.code)) and bool(rangecoder.ended(self.state, self.code)))
+
+    @staticmethod
+    def _sound(yes: bool) -> None:
+        if not yes:
+            raise FrameError("payload's code is not one: it is cut or changed, or was coded against another prior")
+
+
+def prior_block(plan: Plan, rows: range) -> Eighths:
+    """Return some contexts of the plan's prior, and only sound ones."""
+    if plan.prior is None:
+        raise InputError("samples needs a prior: give the plan one, or choose another codec")
+    block = np.ascontiguousarray(plan.prior.block(rows))
+    if block.dtype != np.int16 or block.shape != (len(rows), plan.vocab):
+        raise InputError(
+            f"prior must be int16 of shape {(len(rows), plan.vocab)} for {rows}, got {block.dtype} {block.shape}"
+        )
+    if block.max() > 0 or block.min() < LEAST_PRIOR:
+        raise InputError(f"prior must lie in {LEAST_PRIOR}..0, eighths of a nat, got {block.min()}..{block.max()}")
+    return block
+
+
+@kernel
+def _read(
+    state: Any,
+    data: Any,
+    chances: Any,
+    seen: Any,
+    mood: Any,
+    where: Any,
+    keys: Any,
+    prior: Any,
+    vocab: Any,
+    first: Any,
+    total: Any,
+    most: Any,
+    ratios: Any,
+    logs: Any,
+    always: Any,
+    above: Any,
+    reach: Any,
+    width: Any,
+    words: Any,
+    halves: Any,
+    marks: Any,
+    eights: Any,
+    some: Any,
+    places: Any,
+    none: Any,
+    starts: Any,
+    tokens: Any,
+    symbols: Any,
+) -> Any:
+    """Read contexts from `first` on; return how many symbols are not zero, -1 if the code is not sound."""
+    n = 0
+    for row in range(keys.shape[0]):
+        key, at = keys[row], row * vocab
+        count = sift(
+            key, prior, none, at, vocab, 0.0, always, above, reach, width, words, halves, marks, eights, some, places
+        )
+        mood[:] = 0
+        for k in range(count):
+            v = places[k]
+            u, ratio = draw(key, halves[v], v), ratios[-prior[at + v]]
+            plus, minus = bins(ratio, logs[log_place(ONE - u)], logs[log_place(u + 1)])
+            if plus < PLUS or minus < MINUS:
+                found = symbol(state, data, chances, seen, mood, plus, minus, ratio, 0)
+                if found:
+                    if n == tokens.size or abs(found) > most:
+                        return -1
+                    tokens[n], symbols[n] = v, found
+                    n += 1
+        start = (first + row) * vocab
+        while where[NEXT] < start + vocab:
+            v = where[NEXT] - start
+            u, ratio = draw(key, halves[v], v), ratios[-prior[at + v]]
+            plus, minus = bins(ratio, logs[log_place(ONE - u)], logs[log_place(u + 1)])
+            found = escape(state, data, chances, seen, 0)
+            if plus < PLUS or minus < MINUS or n == tokens.size or abs(found) > most:
+                return -1
+            tokens[n], symbols[n] = v, found
+            n += 1
+            where[NEXT] += 1 + gap(state, data, chances, seen, 0)
+            if where[NEXT] > total:
+                return -1
+        starts[row + 1] = n
+    where[COUNT] += n
+    return n
