@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Piece = tuple[range, np.ndarray[Any, np.dtype[np.float32]], Eighths]
 
 BLOCK = 1 << 18  # coordinates that are worked on at a time
-HELD = 1 << 23  # coordinates that are held till the step is known about
+HELD = 1 << 22  # coordinates that are held till the step is known about
 _BITS = 4.0  # of a symbol that is not zero, about
 _SLOPE = 1 / 320  # by which the logarithm of a length falls from step to step, about
 _FINER = 2 * OCTAVE  # than a guess: steps that are in question
@@ -60,13 +60,12 @@ def _pieces(blocks: Iterable[Reals], plan: Plan) -> Iterator[Piece]:
     start, few = 0, max(HELD // plan.vocab, 1)
     for block in blocks:
         part = _check.block(block, plan.shape, start)
-        _check.finite(part, start)
         cuts = [few - start] if start < few < start + len(part) else []
         for own in np.split(part, cuts):
             for piece in split(len(own), plan.vocab, BLOCK):
                 rows = range(start + piece.start, start + piece.stop)
                 prior = prior_block(plan, rows)
-                yield rows, differences(own[piece.start : piece.stop], prior), prior
+                yield rows, differences(own[piece.start : piece.stop], prior, rows.start), prior
             start += len(own)
     _check.all_rows(start, plan.contexts)
 

@@ -21,10 +21,18 @@ if TYPE_CHECKING:
 
 ONE = 1 << 32
 _MASK = ONE - 1
+_CONTEXTS = 1024  # whose keys are made at once
 
 
 def keys_of(plan: Plan, rows: range) -> Words:
-    """Return four key words for each context."""
+    """Return four key words for each context; they are made for many contexts at once."""
+    firsts = range(rows.start // _CONTEXTS * _CONTEXTS, rows.stop, _CONTEXTS)
+    chunks = [_keys(plan, range(at, min(at + _CONTEXTS, plan.contexts))) for at in firsts]
+    parts = [chunk[max(rows.start - at, 0) : rows.stop - at] for at, chunk in zip(firsts, chunks, strict=True)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _keys(plan: Plan, rows: range) -> Words:
     message = struct.pack("<II", plan.round, plan.node)
     digest = hashlib.blake2b(message, key=plan.run_key, digest_size=16, person=b"fpld samples").digest()
     k0, k1, s0, s1 = struct.unpack("<4I", digest)

@@ -37,13 +37,15 @@ class Sieve(NamedTuple):
     """Hold bounds that let all candidates through, and few others, for integers of 16 bits.
 
     A coordinate with the prior's integer p and the upper half w of its draw is looked at if p > always, or if
-    (w + reach[k]) mod 2^16 < width[k] for a k with p > above[k].
+    (w + reach[k]) mod 2^16 < width[k] for a k with p > above[k]. `reaches` and `widths` have closer bounds, by level.
     """
 
     always: int
     above: Array
     reach: Array
     width: Array
+    reaches: Array
+    widths: Array
 
 
 def step_size(number: int) -> float:
@@ -67,8 +69,9 @@ def make_sieve(ratios: Array) -> Sieve:
     share = np.exp2(np.minimum((top + _SLACK - ratios) / OCTAVE, 0.0))
     lower = np.exp2(np.minimum(((MINUS - LOWEST << HALF) + _SLACK - ratios) / OCTAVE, 0.0))
     firsts = [int((share >= bound).sum()) for bound in _SHARES]  # levels come from likely to unlikely
+    reaches, lowers = (np.minimum(np.ceil(_CELLS * part) + 1, _CELLS // 2 - 1).astype(np.int64) for part in (share, lower))
+    widths = np.where(np.arange(LEVELS) < firsts[0], _CELLS, reaches + lowers)
     starts = np.minimum(firsts, LEVELS - 1)
-    reach = np.minimum(np.ceil(_CELLS * share[starts]) + 1, _CELLS // 2 - 1).astype(np.uint16)
-    width = reach + np.minimum(np.ceil(_CELLS * lower[starts]) + 1, _CELLS // 2 - 1).astype(np.uint16)
     above = -np.array([*firsts[1:], LEVELS], np.int16)
-    return Sieve(-firsts[0], above, reach, width.astype(np.uint16))
+    reach, width = (part[starts].astype(np.uint16) for part in (reaches, reaches + lowers))
+    return Sieve(-firsts[0], above, reach, width, reaches, widths)

@@ -1,7 +1,7 @@
 """What an encoder keeps of logits: all that may be coded with steps from the finest in question on.
 
 Of a candidate that cannot change, the level and the logarithms of its distances are kept, 27 bits. Of what may change
-(it does with the finest step), the token, d and the draw as well. Of all others, the sums of |d| and d^2.
+(it does with the finest step), the token, d and the draw as well. Nothing is kept of all others.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld import _check
+from fpld.codecs.prior import EIGHTHS
 from fpld.codecs.samples import grid
 from fpld.codecs.samples.draws import ONE, draw, keys_of, log_place
 from fpld.codecs.samples.grid import LEVELS, LOGS, MINUS, PLUS
 from fpld.codecs.samples.model import bins
 from fpld.codecs.samples.sieving import Scratch, sift
-from fpld.compiled import kernel
+from fpld.compiled import bare
 
 if TYPE_CHECKING:
     from fpld.codecs.prior import Eighths
@@ -25,25 +27,32 @@ if TYPE_CHECKING:
     Floats32 = np.ndarray[Any, np.dtype[np.float32]]
 
 FIELD, CHANGES = 9, 27  # bits of a field; the bit that says that it may change
-_LEAST = -87.0  # of a logit below the largest: exp in float32
-# exp(prior / 8), for indices from 0 down, which count from the end.
-PRIOR_CHANCES = np.exp(np.roll(-np.arange(LEVELS)[::-1], 1) / 8).astype(np.float32)
+_CHANCES = np.exp(np.arange(1 - LEVELS, 1) / EIGHTHS).astype(np.float32)  # by the prior's integer, from the least on
+
+
+@bare
+def _look_up(prior: Any, table: Any, out: Any) -> None:
+    last = table.size - 1
+    for i in range(prior.size):
+        out[i] = table[np.uint64(last + prior[i])]  # no sign: vectorises
 
 
 def prior_chances(prior: Eighths) -> Floats32:
     """Return the prior's probabilities: exp of its integers, with sum one in each context."""
-    chances: Floats32 = PRIOR_CHANCES[prior]
-    chances *= (1.0 / chances.sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    chances = np.empty(prior.shape, np.float32)
+    _look_up(prior.ravel(), _CHANCES, chances.ravel())
+    chances *= np.float32(1) / chances.sum(axis=1, keepdims=True)
     return chances
 
 
-def differences(logits: Array, prior: Eighths) -> Floats32:
-    """Return d = p - pi of contexts."""
-    work = logits if logits.dtype == np.float64 else logits.astype(np.float32, copy=False)
-    shifted = work - work.max(axis=1, keepdims=True)
-    p: Floats32 = np.maximum(shifted, _LEAST, out=shifted).astype(np.float32, copy=False)
+def differences(logits: Array, prior: Eighths, start: int) -> Floats32:
+    """Return d = p - pi of the contexts from `start` on; refuse NaN and infinities."""
+    top = logits.max(axis=1, keepdims=True)
+    if not (np.isfinite(top).all() and np.isfinite(logits.min())):  # both pass NaN on
+        _check.finite(logits, start)
+    p: Floats32 = np.subtract(logits, top, dtype=np.result_type(logits, np.float32)).astype(np.float32, copy=False)
     np.exp(p, out=p)
-    p *= (1.0 / p.sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    p *= np.float32(1) / p.sum(axis=1, keepdims=True)
     p -= prior_chances(prior)
     return p
 
@@ -56,7 +65,6 @@ class Material:
         self._ratios = grid.log_ratios(finest)
         self._sieve, self._scratch = grid.make_sieve(self._ratios), Scratch.make(plan.vocab)
         self._parts: list[tuple[Array, ...]] = []
-        self.sums = np.zeros(2)  # of |d| and d^2 where nothing can change
 
     def add(self, rows: range, change: Floats32, prior: Eighths) -> None:
         """Take the next contexts."""
@@ -65,11 +73,7 @@ class Material:
         tokens, values, drawn = np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.uint32)
         source = keys_of(self.plan, rows), prior.ravel(), change.ravel(), self.plan.vocab
         scale = 1 / grid.step_size(self.finest), self._ratios, LOGS
-        magnitudes = np.abs(change).sum(axis=1, dtype=np.float64), np.einsum("ij,ij->i", change, change, dtype=np.float64)
-        rest = np.stack(magnitudes, axis=1)
-        _collect(*source, *scale, *self._sieve, *self._scratch, packed, tokens, values, drawn, counts, rest)
-        for row in rest:  # one by one: however contexts are cut into blocks, the same sum
-            self.sums += row
+        _collect(*source, *scale, *self._sieve, *self._scratch, packed, tokens, values, drawn, counts)
         kept, changing = counts.sum(axis=0)
         ends = tuple(part[:changing].copy() for part in (tokens, values, drawn))
         self._parts.append((packed[:kept].copy(), *ends, counts[:, 0]))
@@ -81,7 +85,7 @@ class Material:
         return self._parts[0]
 
 
-@kernel
+@bare
 def _collect(
     keys: Any,
     prior: Any,
@@ -94,6 +98,8 @@ def _collect(
     above: Any,
     reach: Any,
     width: Any,
+    reaches: Any,
+    widths: Any,
     words: Any,
     halves: Any,
     marks: Any,
@@ -105,7 +111,6 @@ def _collect(
     values: Any,
     drawn: Any,
     counts: Any,
-    rest: Any,
 ) -> None:
     """Keep what may be coded; `counts` [n, 2] takes how many of a context are kept, and how many of them may change."""
     n, changing = 0, 0
@@ -142,6 +147,4 @@ def _collect(
             if changes:
                 tokens[changing], values[changing], drawn[changing] = v, d, u
                 changing += 1
-                rest[row, 0] -= abs(d)
-                rest[row, 1] -= d * d
         counts[row, 0], counts[row, 1] = n - before, changing - earlier

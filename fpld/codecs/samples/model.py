@@ -13,7 +13,7 @@ import numpy as np
 
 from fpld.codecs.samples.grid import HALF, LOWEST, MINUS, OCTAVE, PLUS
 from fpld.codecs.samples.rangecoder import BITS, bit, number, raw
-from fpld.compiled import inlined, kernel
+from fpld.compiled import bare, inlined
 
 _PAIRS = (PLUS + 1) * (MINUS + 1)
 _MOODS = 3  # a context is calm, as expected, or lively
@@ -100,7 +100,7 @@ def symbol(
     return -size if below else size
 
 
-@kernel
+@bare
 def escape(state: Any, data: Any, chances: Any, seen: Any, value: Any) -> Any:
     """Code the symbol of an escape; return it."""
     below = bit(state, data, chances, seen, _ESCAPED, 1 if value < 0 else 0)
@@ -108,13 +108,13 @@ def escape(state: Any, data: Any, chances: Any, seen: Any, value: Any) -> Any:
     return -size if below else size
 
 
-@kernel
+@bare
 def gap(state: Any, data: Any, chances: Any, seen: Any, value: Any) -> Any:
     """Code how many coordinates lie before the next escape, or before the end; return it."""
     return number(state, data, chances, seen, _GAP, _GAP_OCTAVES, value)
 
 
-@kernel
+@bare
 def mark(state: Any, data: Any) -> Any:
     """Code the end; return whether it is one."""
     return raw(state, data, _MARK_BITS, _MARK) == _MARK

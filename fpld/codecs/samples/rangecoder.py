@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fpld.compiled import inlined, kernel
+from fpld.compiled import bare, inlined
 
 # A coder's state: the interval's start and width, how far into it a reader's code lies, bytes written or read, whether
 # it reads, and whether there was no room.
@@ -36,7 +36,7 @@ def reader(data: Array) -> Array:
     return np.array([0, _WHOLE, first, 6, 1, 0], np.int64)
 
 
-@kernel
+@inlined
 def _carry(state: Any, data: Any) -> None:
     """Add one to what was written."""
     k = state[AT] - 1
@@ -47,7 +47,7 @@ def _carry(state: Any, data: Any) -> None:
         data[k] += 1
 
 
-@kernel
+@inlined
 def _put(state: Any, data: Any) -> None:
     """Write the uppermost byte of the interval's start."""
     if state[LOW] >= _WHOLE:
@@ -100,7 +100,7 @@ def bit(state: Any, data: Any, chances: Any, seen: Any, at: Any, value: Any) -> 
     return value
 
 
-@kernel
+@bare
 def raw(state: Any, data: Any, count: Any, value: Any) -> Any:
     """Code the lowest `count` bits of a number, each as likely as not; return it."""
     found = 0
@@ -109,7 +109,7 @@ def raw(state: Any, data: Any, count: Any, value: Any) -> Any:
     return found
 
 
-@kernel
+@bare
 def number(state: Any, data: Any, chances: Any, seen: Any, at: Any, octaves: Any, value: Any) -> Any:
     """Code a number from 0 to 2^octaves - 2; return it.
 
@@ -128,7 +128,7 @@ def number(state: Any, data: Any, chances: Any, seen: Any, at: Any, octaves: Any
     return found - 1
 
 
-@kernel
+@bare
 def _last(state: Any) -> Any:
     """Return the number in the interval that has the fewest bytes before zeros, and how many."""
     for count in range(7):
@@ -139,7 +139,7 @@ def _last(state: Any) -> Any:
     return found, count
 
 
-@kernel
+@bare
 def finish(state: Any, data: Any) -> Any:
     """Write the end; return the length, -1 if there was no room."""
     found, count = _last(state)
@@ -156,7 +156,7 @@ def finish(state: Any, data: Any) -> Any:
     return state[AT]
 
 
-@kernel
+@bare
 def ended(state: Any, data: Any) -> Any:
     """Return whether a reader has read all that was written, and nothing else."""
     found, _ = _last(state)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import _check
-from fpld.codecs.samples.coding import BLOCK
 from fpld.codecs.samples.head import HEAD_BYTES, Head
 from fpld.codecs.samples.material import prior_chances
 from fpld.codecs.samples.model import learnt_from
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
+_BLOCK = 1 << 20  # coordinates at a time
 _LEAST_RATIO = 1 / 64  # of a label to the prior, before its logarithm is taken
 _UNSENT = 1.0  # the noise of a label that is the prior itself
 
@@ -58,7 +58,7 @@ class SamplesReader:
 
     def check(self) -> None:
         """Refuse an unsound payload; note what was learnt from it."""
-        for _ in self._pieces(split(*self._plan.shape, BLOCK)):
+        for _ in self._pieces(split(*self._plan.shape, _BLOCK)):
             pass
 
     def sparse(self, ranges: Sequence[range] | None = None) -> Iterator[Sparse]:
@@ -93,12 +93,12 @@ class SamplesReader:
         self, ranges: Sequence[range] | None
     ) -> Iterator[tuple[range, list[tuple[Eighths, tuple[Array, Array, Array]]]]]:
         """Return each range with its priors and symbols, a few contexts at a time."""
-        wanted = split(*self._plan.shape, BLOCK) if ranges is None else list(ranges)
+        wanted = split(*self._plan.shape, _BLOCK) if ranges is None else list(ranges)
         for k, rows in enumerate(wanted):
             expected = wanted[k - 1].stop if k else 0
             if _check.rows(rows, self._plan.contexts).start != expected:
                 raise InputError(f"ranges must follow each other from the first context on, got {rows} after {expected}")
-        cuts = [[range(rows.start + a.start, rows.start + a.stop) for a in split(len(rows), self._plan.vocab, BLOCK)] for rows in wanted]
+        cuts = [[range(rows.start + a.start, rows.start + a.stop) for a in split(len(rows), self._plan.vocab, _BLOCK)] for rows in wanted]
         pieces = self._pieces([piece for cut in cuts for piece in cut])
         for rows, cut in zip(wanted, cuts, strict=True):
             yield rows, [next(pieces) for _ in cut]

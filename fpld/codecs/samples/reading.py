@@ -12,7 +12,7 @@ from fpld.codecs.samples.draws import ONE, draw, keys_of, log_place
 from fpld.codecs.samples.grid import LOGS, MINUS, PLUS
 from fpld.codecs.samples.model import bins, escape, gap, mark, symbol
 from fpld.codecs.samples.sieving import Scratch, sift
-from fpld.compiled import kernel
+from fpld.compiled import bare
 from fpld.errors import FrameError, InputError
 
 if TYPE_CHECKING:
@@ -44,13 +44,13 @@ class Symbols:
         """Return the next contexts' symbols that are not zero: where each context's start, their tokens, and they."""
         vocab = self.plan.vocab
         room = min(len(rows) * vocab, self.limit - int(self.where[COUNT]))
-        starts, tokens, symbols = (np.zeros(n, np.int32) for n in (len(rows) + 1, room, room))
+        starts, tokens, symbols = np.zeros(len(rows) + 1, np.int64), np.empty(room, np.int32), np.empty(room, np.int32)
         coder = self.state, self.code, self.chances, self.seen, self.mood, self.where
         size = vocab, rows.start, self.total, grid.most_symbol(self.step), self.ratios, LOGS
         source = keys_of(self.plan, rows), prior.ravel()
         found = _read(*coder, *source, *size, *self.sieve, *self.scratch, _NO_CHANGE, starts, tokens, symbols)
         self._sound(found >= 0)
-        return starts.astype(np.int64), tokens[:found], symbols[:found]
+        return starts, tokens[:found].copy(), symbols[:found].copy()
 
     def end(self) -> None:
         """Refuse a code that does not end after its last symbol."""
@@ -76,7 +76,7 @@ def prior_block(plan: Plan, rows: range) -> Eighths:
     return block
 
 
-@kernel
+@bare
 def _read(
     state: Any,
     data: Any,
@@ -96,6 +96,8 @@ def _read(
     above: Any,
     reach: Any,
     width: Any,
+    reaches: Any,
+    widths: Any,
     words: Any,
     halves: Any,
     marks: Any,
@@ -117,7 +119,10 @@ def _read(
         mood[:] = 0
         for k in range(count):
             v = places[k]
-            u, ratio = draw(key, halves[v], v), ratios[-prior[at + v]]
+            level = -np.int64(prior[at + v])
+            if (np.int64(halves[v]) + reaches[level]) & 65535 >= widths[level]:
+                continue
+            u, ratio = draw(key, halves[v], v), ratios[level]
             plus, minus = bins(ratio, logs[log_place(ONE - u)], logs[log_place(u + 1)])
             if plus < PLUS or minus < MINUS:
                 found = symbol(state, data, chances, seen, mood, plus, minus, ratio, 0)

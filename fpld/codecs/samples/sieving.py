@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fpld.codecs.samples.draws import mixed, uppers
-from fpld.compiled import available, kernel
+from fpld.compiled import available, bare
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _CELLS, _MARGIN = 1 << 16, 0.5  # of upper halves; float32 is exact to a small part of one
@@ -72,13 +72,13 @@ def sift_reference(
 if available():
     from numba import float32, int16, uint8, uint16, uint64
 
-    @kernel
+    @bare
     def _halves(key: Any, words: Any) -> None:
         a, b, c = int(key[0]), int(key[1]), int(key[2])
         for j in range(words.size):
             words[j] = mixed(j, a, b, c)
 
-    @kernel
+    @bare
     def _mark(
         prior: Any, at: Any, vocab: Any, always: Any, above: Any, reach: Any, width: Any, halves: Any, marks: Any
     ) -> None:
@@ -95,7 +95,7 @@ if available():
                 | (p > limit)
             )
 
-    @kernel
+    @bare
     def _mark_changes(change: Any, at: Any, vocab: Any, inverse: Any, halves: Any, marks: Any) -> None:
         scale, low, high = float32(inverse * _CELLS), float32(_MARGIN), float32(_CELLS - 1 - _MARGIN)
         at = uint64(at)
@@ -103,7 +103,7 @@ if available():
             scaled = change[at + v] * scale + float32(halves[v])
             marks[v] |= (scaled < low) | (scaled >= high)
 
-    @kernel
+    @bare
     def _list(marks: Any, eights: Any, some: Any, places: Any) -> Any:
         """List what is marked, without a branch that depends on it."""
         n, count = uint64(0), uint64(0)
@@ -117,7 +117,7 @@ if available():
                 count += uint64(marks[v])
         return count
 
-    @kernel
+    @bare
     def sift(
         key: Any,
         prior: Any,

@@ -13,7 +13,7 @@ from fpld.codecs.samples.material import CHANGES, FIELD
 from fpld.codecs.samples.model import bins, escape, gap, mark, symbol
 from fpld.codecs.samples.rangecoder import FULL
 from fpld.codecs.samples.reading import PER_BYTE
-from fpld.compiled import kernel
+from fpld.compiled import bare
 
 if TYPE_CHECKING:
     from fpld.codecs.samples.material import Material
@@ -37,19 +37,18 @@ def write(material: Material, step: int, room: int) -> Code:
     ratios, inverse = grid.log_ratios(step), 1 / tau
     symbols, escapes = np.empty(tokens.size, np.int32), np.empty((tokens.size + 1, 2), np.int64)
     source = packed, tokens, values, drawn, counts, plan.vocab, inverse, ratios, LOGS
-    some, outside, variance = _quantize(*source, symbols, escapes)
+    some, outside, variance = _quantize(*source, grid.step_size(material.finest), symbols, escapes)
     escapes[outside, 0] = plan.contexts * plan.vocab  # the end
     state, data = rangecoder.writer(), np.empty(room, np.uint8)
     chances, seen = model.first_chances(plan.learnt)
-    _write(state, data, chances, seen, packed, counts, plan.vocab, ratios, LOGS, symbols, escapes)
+    _write(state, data, chances, seen, packed, counts, plan.vocab, ratios, LOGS, symbols, escapes, np.zeros(2, np.int64))
     mark(state, data)
     length = rangecoder.finish(state, data)
-    left = tau * material.sums[0] - material.sums[1]
     fits = length > 0 and some <= PER_BYTE * length
-    return Code(data[:length].tobytes() if fits else b"", max(left + tau * tau * variance, 0.0))
+    return Code(data[:length].tobytes() if fits else b"", tau * tau * variance)
 
 
-@kernel
+@bare
 def _quantize(
     packed: Any,
     tokens: Any,
@@ -60,12 +59,14 @@ def _quantize(
     inverse: Any,
     ratios: Any,
     logs: Any,
+    finest: Any,
     symbols: Any,
     escapes: Any,
 ) -> Any:
     """Return how many symbols are not zero, how many of them are escapes, and the variance in squares of the step.
 
-    `symbols` takes those of all that may change, `escapes` [n + 1, 2] takes where each lies, and its symbol.
+    The variance of x = d / tau is f (1 - f), with f the fraction of x. Where |d| is below the finest step, this is one
+    of many such tokens, kept with probability |d| / finest: it stands for the inverse of that, of |x| (1 - |x|). `symbols` takes those of all that may change, `escapes` [n + 1, 2] takes where each lies, and its symbol.
     """
     some, outside, variance, k, i = 0, 0, 0.0, 0, 0
     for row in range(counts.size):
@@ -73,9 +74,11 @@ def _quantize(
             record = np.int64(packed[k])
             k += 1
             if record >> CHANGES:
-                x = values[i] * inverse
-                part = x - np.floor(x)
-                variance += part * (1.0 - part)
+                x = np.float64(values[i]) * inverse
+                if abs(values[i]) < finest:
+                    variance += finest * inverse * (1.0 - abs(x))
+                else:
+                    variance += (x - np.floor(x)) * (1.0 - x + np.floor(x))
                 found = int(np.floor(x + (np.int64(drawn[i]) + 0.5) / ONE))
                 symbols[i] = found
                 if found:
@@ -89,7 +92,7 @@ def _quantize(
     return some, outside, variance
 
 
-@kernel
+@bare
 def _write(
     state: Any,
     data: Any,
@@ -102,9 +105,9 @@ def _write(
     logs: Any,
     symbols: Any,
     escapes: Any,
+    mood: Any,
 ) -> None:
     """Write symbols in the order in which `reading` reads them."""
-    mood = np.zeros(2, np.int64)
     k, i, outside = 0, 0, 0
     gap(state, data, chances, seen, escapes[0, 0])
     for row in range(counts.size):
