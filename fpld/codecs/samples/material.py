@@ -16,7 +16,8 @@ from fpld.codecs.samples import grid
 from fpld.codecs.samples.draws import ONE, draw, keys_of, log_place
 from fpld.codecs.samples.grid import LEVELS, LOGS, MINUS, PLUS
 from fpld.codecs.samples.model import bins
-from fpld.codecs.samples.sieving import Scratch, sift
+from fpld.codecs.samples.reading import check_range
+from fpld.codecs.samples.sieving import LANES, Scratch, sift
 from fpld.compiled import bare
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def _look_up(prior: Any, table: Any, out: Any) -> None:
 
 def prior_chances(prior: Eighths) -> Floats32:
     """Return the prior's probabilities: exp of its integers, with sum one in each context."""
+    check_range(prior)
     chances = np.empty(prior.shape, np.float32)
     _look_up(prior.ravel(), _CHANCES, chances.ravel())
     chances *= np.float32(1) / chances.sum(axis=1, keepdims=True)
@@ -116,35 +118,21 @@ def _collect(
     n, changing = 0, 0
     for row in range(keys.shape[0]):
         key, at, before, earlier = keys[row], row * vocab, n, changing
-        count = sift(
-            key,
-            prior,
-            change,
-            at,
-            vocab,
-            inverse,
-            always,
-            above,
-            reach,
-            width,
-            words,
-            halves,
-            marks,
-            eights,
-            some,
-            places,
-        )
-        for k in range(count):
-            v = places[k]
-            u, d, level = draw(key, halves[v], v), np.float64(change[at + v]), -np.int64(prior[at + v])
-            upper, lower = log_place(ONE - u), log_place(u + 1)
-            plus, minus = bins(ratios[level], logs[upper], logs[lower])
-            x = d * inverse + (u + 0.5) / ONE
-            changes = 1 if x < 0.0 or x >= 1.0 else 0
-            if changes or plus < PLUS or minus < MINUS:
-                packed[n] = changes << CHANGES | level << (2 * FIELD) | upper << FIELD | lower
-                n += 1
-            if changes:
-                tokens[changing], values[changing], drawn[changing] = v, d, u
-                changing += 1
+        for lane in range(0, vocab, LANES):
+            ends = lane, min(lane + LANES, vocab)
+            sieve = always, above, reach, width
+            count = sift(key, prior, change, at, *ends, inverse, *sieve, words, halves, marks, eights, some, places)
+            for k in range(count):
+                v = places[k]
+                u, d, level = draw(key, halves[v], v), np.float64(change[at + v]), -np.int64(prior[at + v])
+                upper, lower = log_place(ONE - u), log_place(u + 1)
+                plus, minus = bins(ratios[level], logs[upper], logs[lower])
+                x = d * inverse + (u + 0.5) / ONE
+                changes = 1 if x < 0.0 or x >= 1.0 else 0
+                if changes or plus < PLUS or minus < MINUS:
+                    packed[n] = changes << CHANGES | level << (2 * FIELD) | upper << FIELD | lower
+                    n += 1
+                if changes:
+                    tokens[changing], values[changing], drawn[changing] = v, d, u
+                    changing += 1
         counts[row, 0], counts[row, 1] = n - before, changing - earlier

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fpld.codecs.samples.grid import HALF, LOWEST, MINUS, OCTAVE, PLUS
-from fpld.codecs.samples.rangecoder import BITS, bit, number, raw
+from fpld.codecs.samples.rangecoder import BITS, MET, bit, number, raw
 from fpld.compiled import bare, inlined
 
 _PAIRS = (PLUS + 1) * (MINUS + 1)
@@ -35,30 +35,29 @@ _BELOW = (42000, 39000, 38000, 36000, 32000, 27000, 20000, 8000, 300, 30)
 _TRUST = 16  # how often what was learnt in an earlier round counts as seen
 _GUESS = 2  # and the guess above
 
-SYMBOL, NEXT = 0, 1  # what `seek` state holds: counts of a context, and the place of the next escape
 _MARK, _MARK_BITS = 0xF1D5, 16  # ends a code: what was cut or changed hardly has it
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def first_chances(learnt: Array | None) -> tuple[Array, Array]:
-    """Return the probabilities to begin with, [PLACES], and how often each counts as seen."""
+def start_learning(learnt: Array | None) -> Array:
+    """Return what decisions begin with, [PLACES]: what was learnt in an earlier round, or a guess."""
     if learnt is not None:
-        return learnt.astype(np.int32) << (BITS - 16), np.full(PLACES, _TRUST, np.int32)
-    chances, seen = np.full(PLACES, 1 << 15, np.int64), np.zeros(PLACES, np.int32)
+        return learnt.astype(np.int32) << (BITS - 16 + MET) | _TRUST
+    chances, met = np.full(PLACES, 1 << 15), np.zeros(PLACES, np.int64)
     above, below = np.array(_ABOVE)[:, None], np.array(_BELOW)[None]
     either = (above + below - (above * below >> 16)).ravel()
     chances[_ZERO:_EXPECTED] = np.repeat(either, _MOODS)
     chances[_EXPECTED:_SIGN] = either
     chances[_SIGN:_SIZE] = ((below << 16) // (above + below)).ravel()
     chances[_SIZE:_ESCAPED] = 1 << 14
-    seen[_ZERO:_SIZE] = _GUESS
-    return (chances << (BITS - 16)).astype(np.int32), seen
+    met[_ZERO:_SIZE] = _GUESS
+    return (chances << (BITS - 16 + MET) | met).astype(np.int32)
 
 
-def learnt_from(chances: Array) -> Array:
+def learnt_from(learning: Array) -> Array:
     """Return what was learnt, in 2^-16, none of it zero."""
-    return np.clip(chances >> (BITS - 16), 1, (1 << 16) - 1).astype(np.uint16)
+    return np.clip(learning >> (BITS - 16 + MET), 1, (1 << 16) - 1).astype(np.uint16)
 
 
 @inlined
@@ -80,38 +79,37 @@ def _mood(mood: Any) -> Any:
 
 @inlined
 def symbol(
-    state: Any, data: Any, chances: Any, seen: Any, mood: Any, plus: Any, minus: Any, ratio: Any, value: Any
+    state: Any, data: Any, learning: Any, mood: Any, plus: Any, minus: Any, ratio: Any, value: Any
 ) -> Any:
     """Code a candidate's symbol; return it. `mood` has the context's symbols so far, and how many were expected."""
     pair = plus * (MINUS + 1) + minus
-    some = bit(state, data, chances, seen, _ZERO + _MOODS * pair + _mood(mood), 1 if value else 0)
+    some = bit(state, data, learning, _ZERO + _MOODS * pair + _mood(mood), 1 if value else 0)
     at = _EXPECTED + pair
-    expected = np.int64(chances[at])
+    expected = np.int64(learning[at]) >> MET
     mood[0] += some
     mood[1] += expected
-    target = some << BITS
-    chances[at] = expected + ((target - expected) >> 7)
+    learning[at] = (expected + (((some << BITS) - expected) >> 7)) << MET
     if not some:
         return 0
-    below = bit(state, data, chances, seen, _SIGN + pair, 1 if value < 0 else 0)
+    below = bit(state, data, learning, _SIGN + pair, 1 if value < 0 else 0)
     group = min(max((2 * OCTAVE - ratio) >> 8, 0), GROUPS - 1)
     at = _SIZE + (2 * group + below) * 2 * _SIZE_OCTAVES
-    size = 1 + number(state, data, chances, seen, at, _SIZE_OCTAVES, abs(value) - 1)
+    size = 1 + number(state, data, learning, at, _SIZE_OCTAVES, abs(value) - 1)
     return -size if below else size
 
 
 @bare
-def escape(state: Any, data: Any, chances: Any, seen: Any, value: Any) -> Any:
+def escape(state: Any, data: Any, learning: Any, value: Any) -> Any:
     """Code the symbol of an escape; return it."""
-    below = bit(state, data, chances, seen, _ESCAPED, 1 if value < 0 else 0)
-    size = 1 + number(state, data, chances, seen, _ESCAPED + 1, _SIZE_OCTAVES, abs(value) - 1)
+    below = bit(state, data, learning, _ESCAPED, 1 if value < 0 else 0)
+    size = 1 + number(state, data, learning, _ESCAPED + 1, _SIZE_OCTAVES, abs(value) - 1)
     return -size if below else size
 
 
 @bare
-def gap(state: Any, data: Any, chances: Any, seen: Any, value: Any) -> Any:
+def gap(state: Any, data: Any, learning: Any, value: Any) -> Any:
     """Code how many coordinates lie before the next escape, or before the end; return it."""
-    return number(state, data, chances, seen, _GAP, _GAP_OCTAVES, value)
+    return number(state, data, learning, _GAP, _GAP_OCTAVES, value)
 
 
 @bare

@@ -1,7 +1,7 @@
 """A binary range coder that learns: one function for both directions, so that they cannot differ.
 
-A decision has a place in `chances`, 22 bits of the probability of a one, and in `seen`, which says how often it was
-met: it learns fast at first and slowly in the end. The interval has 48 bits and is widened by whole bytes. What is
+A decision has a place in `learning`: 22 bits of the probability of a one, and below them 8 that say how often it was
+met, since it learns fast at first and slowly in the end. The interval has 48 bits and is widened by whole bytes. What is
 written ends in the fewest bytes that name its interval, without zeros, and a reader asks for exactly these.
 """
 
@@ -16,7 +16,7 @@ from fpld.compiled import bare, inlined
 # A coder's state: the interval's start and width, how far into it a reader's code lies, bytes written or read, whether
 # it reads, and whether there was no room.
 LOW, RANGE, AHEAD, AT, READS, FULL = range(6)
-BITS = 22  # of a probability as it is learnt; 16 of them are used
+BITS, MET = 22, 8  # of a probability as it is learnt, of which 16 are used; of how often it was met
 _CODED, _WHOLE, _TOP = 16, 1 << 48, 1 << 40
 _LEAST = 24  # of 2^16: no decision is taken for sure
 _SLOWEST = 250
@@ -86,17 +86,17 @@ def _decide(state: Any, data: Any, chance: Any, value: Any) -> Any:
 
 
 @inlined
-def bit(state: Any, data: Any, chances: Any, seen: Any, at: Any, value: Any) -> Any:
+def bit(state: Any, data: Any, learning: Any, at: Any, value: Any) -> Any:
     """Code a decision with what was learnt at place `at`, and learn from it; return it."""
-    learnt = np.int64(chances[at])
+    record = np.int64(learning[at])
+    learnt, met = record >> MET, record & ((1 << MET) - 1)
     value = _decide(state, data, min(max(learnt >> (BITS - _CODED), _LEAST), (1 << _CODED) - _LEAST), value)
-    rate = RATES[seen[at]]
+    rate = RATES[met]
     if value:
-        chances[at] = learnt + (((1 << BITS) - learnt) * rate >> 16)
+        learnt += ((1 << BITS) - learnt) * rate >> 16
     else:
-        chances[at] = learnt - (learnt * rate >> 16)
-    if seen[at] < _SLOWEST:
-        seen[at] += 1
+        learnt -= learnt * rate >> 16
+    learning[at] = learnt << MET | min(met + 1, _SLOWEST)
     return value
 
 
@@ -110,7 +110,7 @@ def raw(state: Any, data: Any, count: Any, value: Any) -> Any:
 
 
 @bare
-def number(state: Any, data: Any, chances: Any, seen: Any, at: Any, octaves: Any, value: Any) -> Any:
+def number(state: Any, data: Any, learning: Any, at: Any, octaves: Any, value: Any) -> Any:
     """Code a number from 0 to 2^octaves - 2; return it.
 
     One more than it has an octave, which is learnt in unary at `at`, and bits below: the first is learnt at
@@ -118,12 +118,12 @@ def number(state: Any, data: Any, chances: Any, seen: Any, at: Any, octaves: Any
     """
     octave = 0
     while octave < octaves - 1 and bit(
-        state, data, chances, seen, at + octave, 1 if (value + 1) >> (octave + 1) else 0
+        state, data, learning, at + octave, 1 if (value + 1) >> (octave + 1) else 0
     ):
         octave += 1
     found = 1
     if octave > 0:
-        half = bit(state, data, chances, seen, at + octaves + octave, ((value + 1) >> (octave - 1)) & 1)
+        half = bit(state, data, learning, at + octaves + octave, ((value + 1) >> (octave - 1)) & 1)
         found = (2 | half) << (octave - 1) | raw(state, data, octave - 1, value + 1)
     return found - 1
 

@@ -114,7 +114,7 @@ class SamplesReader:
             found = symbols.read(rows, prior)
             if rows.stop == self._plan.contexts:
                 symbols.end()
-                self.learnt = learnt_from(symbols.chances)
+                self.learnt = learnt_from(symbols.learning)
             yield prior, found
 
 

@@ -40,8 +40,8 @@ def write(material: Material, step: int, room: int) -> Code:
     some, outside, variance = _quantize(*source, grid.step_size(material.finest), symbols, escapes)
     escapes[outside, 0] = plan.contexts * plan.vocab  # the end
     state, data = rangecoder.writer(), np.empty(room, np.uint8)
-    chances, seen = model.first_chances(plan.learnt)
-    _write(state, data, chances, seen, packed, counts, plan.vocab, ratios, LOGS, symbols, escapes, np.zeros(2, np.int64))
+    learning = model.start_learning(plan.learnt)
+    _write(state, data, learning, packed, counts, plan.vocab, ratios, LOGS, symbols, escapes, np.zeros(2, np.int64))
     mark(state, data)
     length = rangecoder.finish(state, data)
     fits = length > 0 and some <= PER_BYTE * length
@@ -96,8 +96,7 @@ def _quantize(
 def _write(
     state: Any,
     data: Any,
-    chances: Any,
-    seen: Any,
+    learning: Any,
     packed: Any,
     counts: Any,
     vocab: Any,
@@ -109,9 +108,9 @@ def _write(
 ) -> None:
     """Write symbols in the order in which `reading` reads them."""
     k, i, outside = 0, 0, 0
-    gap(state, data, chances, seen, escapes[0, 0])
+    gap(state, data, learning, escapes[0, 0])
     for row in range(counts.size):
-        mood[:] = 0
+        mood[0], mood[1] = 0, 0
         for _ in range(counts[row]):
             record = np.int64(packed[k])
             k += 1
@@ -122,10 +121,10 @@ def _write(
             ratio = ratios[(record >> (2 * FIELD)) & _MASK]
             plus, minus = bins(ratio, logs[(record >> FIELD) & _MASK], logs[record & _MASK])
             if plus < PLUS or minus < MINUS:
-                symbol(state, data, chances, seen, mood, plus, minus, ratio, found)
+                symbol(state, data, learning, mood, plus, minus, ratio, found)
         while escapes[outside, 0] < (row + 1) * vocab:
-            escape(state, data, chances, seen, escapes[outside, 1])
+            escape(state, data, learning, escapes[outside, 1])
             outside += 1
-            gap(state, data, chances, seen, escapes[outside, 0] - escapes[outside - 1, 0] - 1)
+            gap(state, data, learning, escapes[outside, 0] - escapes[outside - 1, 0] - 1)
         if state[FULL]:
             return
