@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from fpld import Plan, UniformCodec
-from fpld.codecs import PredictiveCodec, decode_blocks, make_prior
+from fpld.codecs import ArrayPrior, PredictiveCodec, decode, encode, make_prior
 from fpld.codecs.predictive import companding
 from fpld.codecs.predictive.head import DITHER, PRIOR, Head
-from fpld.codecs.predictive.symbols import Reader, block_ranges, dither_of
+from fpld.codecs.predictive.symbols import SymbolReader, block_ranges, dither_of
+from fpld.codecs.prior import whole_prior
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,13 +53,12 @@ def draw_logits(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> 
     return np.log(ranks) * -2
 
 
-def draw_prior(kind: str, rng: np.random.Generator, values: Array) -> Array | None:
+def draw_prior(kind: str, rng: np.random.Generator, values: Array) -> ArrayPrior | None:
     """Draw a prior that fits, misleads or is missing."""
     if kind == "none":
         return None
     if kind == "extreme":
-        extreme: Array = rng.choice(np.array([0, -320], np.int16), values.shape)
-        return extreme
+        return ArrayPrior(rng.choice(np.array([0, -320], np.int16), values.shape))
     if kind == "wrong":
         return make_prior(np.asarray(rng.normal(0, 5, values.shape)))
     near: Array = values + rng.normal(0, 0.5 if kind == "near" else 0.0, values.shape)
@@ -115,18 +115,18 @@ def try_block(seed: int, number: int) -> list[str]:
     )
     if codec.least_bits(plan) > plan.bits:
         return [f"{codec_name}: below its least"]
-    payload = codec.encode(values, plan)
+    payload = encode(codec, values, plan)
     where = (
         f"seed {seed}, block {number}: {codec_name}, {kind}, prior {prior_kind}, {contexts} x {vocab} at {rate} bits"
     )
     if 8 * len(payload) > contexts * Fraction(plan.bits):
         raise AssertionError(f"{where}: {len(payload)} bytes are over the budget of {contexts * plan.bits} bits")
-    whole = codec.decode(payload, plan)
+    whole = decode(codec, payload, plan)
     if not (np.isfinite(whole.values).all() and np.isfinite(whole.variance).all() and (whole.variance >= 0).all()):
         raise AssertionError(f"{where}: decoded to what is not finite")
     third = -(-contexts // 3)
     rows = [range(start, min(start + third, contexts)) for start in range(0, contexts, third)]
-    parts = [part.values for part in decode_blocks(codec, payload, plan, rows)]
+    parts = [part.values for part in codec.reader(payload, plan).blocks(rows)]
     if not np.array_equal(np.concatenate(parts), whole.values):
         raise AssertionError(f"{where}: block by block gives something else")
     if (
@@ -140,7 +140,7 @@ def try_block(seed: int, number: int) -> list[str]:
 
 def found(payload: bytes, plan: Plan) -> Array:
     """Return the symbols that a decoder finds."""
-    reader = Reader(payload, plan)
+    reader = SymbolReader(payload, plan)
     out = np.zeros(plan.shape, np.int64)
     for rows in block_ranges(plan):
         places, symbols, _ = reader.block(rows)
@@ -151,7 +151,7 @@ def found(payload: bytes, plan: Plan) -> Array:
 def meant(values: Array, plan: Plan, payload: bytes) -> Array:
     """Return the symbols that plain quantizing gives with the payload's step, and with the next: ties may be parted."""
     head, _ = Head.from_bytes(payload)
-    y = companding.compand(values, plan.prior if head.mode & PRIOR else None).astype(np.float64)
+    y = companding.compand(values, whole_prior(plan) if head.mode & PRIOR else None).astype(np.float64)
     shift = dither_of(plan, range(plan.contexts)) if head.mode & DITHER else 0.0
     heads = head, Head(head.mode, head.step + 1)
     scaled = np.stack([y * (1 / each.size) + shift for each in heads])

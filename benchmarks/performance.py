@@ -22,7 +22,7 @@ NOTES = ROOT / "benchmarks" / "performance-notes.md"
 UNIFORM = "1,1.5,2,2.37,3,3.37,4,4.5,5,5.5,6,6.5,7,7.5,8"
 PREDICTIVE = "0.02,0.05,0.1,0.25,0.5,1,2"
 OTHERS = "4,32"
-FEWER = "--contexts", "16", "--repeat", "3"
+FEWER = "--peers", "benchmarks.peers", "--contexts", "16", "--repeat", "3"
 
 
 def speed(*arguments: str) -> list[dict[str, Any]]:

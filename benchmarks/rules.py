@@ -28,11 +28,13 @@ from fpld.config import NodeSection
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import base_file, prepare
 from fpld.federation.training import heldout_losses, one_thread
-from fpld.numerics import log_sum_exp
+from fpld.numerics import log_softmax, log_sum_exp
 from fpld.registry import rules as registry
+from fpld.rules import combine
 from fpld.seeds import derive_seed
 from fpld.storage.folder import RunFolder
 from fpld.students import load
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -145,8 +147,9 @@ def train(config: Config, student: Student, texts: Sequence[Array], round: int) 
 def combined(nodes: Sequence[Student], names: Sequence[str], sequences: Array) -> Iterator[dict[str, Array]]:
     """Return what each rule makes of the nodes' log-probabilities on the sequences, block by block."""
     for blocks in zip(*(node.logit_blocks(sequences, rows=_ROWS) for node in nodes), strict=True):
-        values = np.stack([block - log_sum_exp(block)[:, None] for block in blocks])
-        yield {name: registry.get(name)(values, np.zeros((1, 1, 1), values.dtype)) for name in names}
+        exact = np.zeros((1, 1), np.float32)
+        replies = [Decoded(log_softmax(block), exact, exact) for block in blocks]
+        yield {name: combine(registry.get(name), replies) for name in names}
 
 
 def targets(nodes: Sequence[Student], names: Sequence[str], sequences: Array) -> dict[str, Array]:

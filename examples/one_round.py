@@ -31,12 +31,12 @@ plans = [
 
 # Each node quantizes, packs and sends a frame; nothing else leaves it.
 codec = fpld.UniformCodec()
-frames = [fpld.seal(codec.encode(node_logits[i], plans[i]), plans[i], codec.code) for i in range(K)]
+frames = [fpld.seal(fpld.encode(codec, node_logits[i], plans[i]), plans[i], codec.code) for i in range(K)]
 
 # The aggregator checks, decodes and averages; the student is the softmax of the mean.
-decoded = [codec.decode(fpld.unseal(frames[i], plans[i], codec.code), plans[i], dtype=np.float64) for i in range(K)]
-values, variance = (np.stack(parts) for parts in zip(*decoded, strict=True))
-mean = fpld.rules.builtin.mean(values, variance)
+payloads = [fpld.unseal(frames[i], plans[i], codec.code) for i in range(K)]
+decoded = [fpld.decode(codec, payloads[i], plans[i], dtype=np.float64) for i in range(K)]
+mean = fpld.combine(fpld.rules.MEAN, decoded)
 
 kl = fpld.paper.theory.kl(truth, mean - truth).mean()
 print(f"bits per probe context and node: {bits.round().astype(int).tolist()}")

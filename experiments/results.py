@@ -30,9 +30,10 @@ from fpld.numerics import centre, kl
 from fpld.protocol import Node
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs, rules
+from fpld.rules import combine
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
-from fpld.types import Plan
+from fpld.types import Decoded, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -166,7 +167,8 @@ def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Ro
         engine = LocalEngine(federation, prepared.bytes_per_token)
         while not federation.done:
             line = federation.advance(engine)
-            exact = rules.get(config.combine.rule)(np.stack([seen[k] for k in sorted(seen)]), np.zeros((1, 1, 1)))
+            none = np.zeros((1, 1), np.float32)
+            exact = combine(rules.get(config.combine.rule), [Decoded(seen[k], none, none) for k in sorted(seen)])
             rows.append(
                 {
                     "round": line["round"],

@@ -7,14 +7,14 @@ the paper's statements, `fpld.allocators` its allocators, `fpld.rules` its rules
 from fpld import registry
 from fpld.budget import allocators
 from fpld.budget.estimators import Moments, distortion_weights
-from fpld.codecs import Codec, UniformCodec
+from fpld.codecs import Codec, Traits, UniformCodec, decode, encode
 from fpld.codecs.dither import Dither
 from fpld.errors import BudgetError, FpldError, FrameError, InputError, MissingExtraError
 from fpld.numerics import centre
 from fpld.paper import refine, theory
 from fpld.paper.quantize import Quantizer, paper_quantizer, wire_quantizer
 from fpld.protocol.wire import seal, unseal
-from fpld.rules import builtin as combine
+from fpld.rules import combine
 from fpld.types import Decoded, Plan
 
 __version__ = "0.1.0"
@@ -31,11 +31,14 @@ __all__ = [
     "Moments",
     "Plan",
     "Quantizer",
+    "Traits",
     "UniformCodec",
     "allocators",
     "centre",
     "combine",
+    "decode",
     "distortion_weights",
+    "encode",
     "paper_quantizer",
     "refine",
     "registry",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fpld.errors import InputError
+from fpld.registry import codecs
 from fpld.storage.files import read_utf8
 from fpld.units import parse_rate
 
@@ -196,10 +197,10 @@ class Config(Section):
             raise ValueError(
                 "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
             )
-        if self.codec.name.startswith("predictive") and self.codec.against == "own":
+        if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
             raise ValueError(
-                "codec.against must be 'nothing' for the predictive codec, which codes against the prior: "
-                "set codec.name to 'uniform' for refinement"
+                f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
+                "reconstruction: set codec.name to 'uniform' for refinement"
             )
         if self.tokenizer.kind == "huggingface" and not self.model_path:
             raise ValueError("tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fpld.budget.allocators import Allocator
     from fpld.codecs import Codec
-    from fpld.rules.builtin import Rule
+    from fpld.rules import Rule
     from fpld.students import Student
 
 T = TypeVar("T")
@@ -70,7 +70,13 @@ codecs: Registry[Codec] = Registry(
 rules: Registry[Rule] = Registry(
     "rule",
     "fpld.rules",
-    {name: f"fpld.rules.builtin:{name}" for name in ("mean", "precision", "trimmed", "median", "mixture")},
+    {
+        "mean": "fpld.rules.averages:MEAN",
+        "precision": "fpld.rules.averages:PRECISION",
+        "mixture": "fpld.rules.mixture:MIXTURE",
+        "trimmed": "fpld.rules.robust:TRIMMED",
+        "median": "fpld.rules.robust:MEDIAN",
+    },
 )
 allocators: Registry[Allocator] = Registry(
     "allocator",

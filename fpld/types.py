@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fpld import _check
 from fpld.errors import InputError
+
+if TYPE_CHECKING:
+    from fpld.codecs.prior import Prior
 
 Floats = npt.NDArray[np.float64]
 Reals = npt.NDArray[np.floating[Any]]
@@ -29,7 +32,7 @@ class Plan:
     `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
     centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
     logits that both ends hold exactly, in small integers (see `fpld.codecs.prior`). With `slots` > 1 the dither is
-    stratified over that many nodes, of which this one is number `slot` (see `fpld.codecs.dither`). `tables` are what a
+    stratified over that many nodes, of which this one is number `slot` (see `fpld.codecs.dither`). `learnt` is what a
     codec that learns begins with: what it had learnt at the end of the round before.
 
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
@@ -47,8 +50,8 @@ class Plan:
     clip: float | None = None
     slot: int = 0
     slots: int = 1
-    prior: npt.NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
-    tables: npt.NDArray[np.uint16] | None = field(default=None, compare=False, repr=False)
+    prior: Prior | None = field(default=None, compare=False, repr=False)
+    learnt: npt.NDArray[np.uint16] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.run_key, bytes) or not 16 <= len(self.run_key) <= 64:
@@ -62,6 +65,8 @@ class Plan:
         _check.real("bits", self.bits, least=0.0)
         if self.clip is not None:
             _check.real("clip", self.clip, above=0.0)
+        if self.prior is not None and not hasattr(self.prior, "block"):
+            raise InputError(f"prior must be a Prior, for an array ArrayPrior(array), got {type(self.prior).__name__}")
         _check.integer("slots", self.slots, least=1, most=MAX_SLOTS)
         _check.integer("slot", self.slot, most=self.slots - 1)
 
@@ -84,10 +89,15 @@ class Plan:
 
 
 class Decoded(NamedTuple):
-    """What a codec gives back for a block of contexts.
+    """Hold a decoded block of contexts; each field broadcasts against `values`.
 
-    `variance` is what the quantization adds to each coordinate, and broadcasts against `values`.
+    `values` [n, V] are logits; log-probabilities will do. `variance` is that of the error that coding adds to them.
+    `bias` is log E[exp(error)]: subtract it from `values` before exponentiating; 0 says that there is nothing to
+    correct. `chances` [n, V] are the codec's own unbiased estimate of the probabilities, where it has one; some may be
+    negative.
     """
 
     values: Reals
     variance: Reals
+    bias: Reals
+    chances: Reals | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fpld
+from benchmarks.peers import peers
 from fpld import bench
 from fpld.bench.scenes import gaussian, zipf
 from fpld.cli import main
@@ -41,7 +44,8 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[s
 
 def test_columns_budgets_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = scene_file(tmp_path, prior=np.zeros((5, 40), np.float32))
-    rows = run_json(capsys, "--logits", str(path), "--bits", "1,4,32", "--out", str(tmp_path / "out"))
+    arguments = "--logits", str(path), "--bits", "1,4,32", "--out", str(tmp_path / "out")
+    rows = run_json(capsys, *arguments, "--peers", "benchmarks.peers")
     assert all(list(row) == COLUMNS for row in rows)
     assert {row["scene"] for row in rows} == {"tiny"}
     assert {row["codec"] for row in rows} >= {*OWN, "eden", "top-k"}
@@ -63,12 +67,15 @@ def test_a_table_for_people_says_who_is_left_out(capsys: pytest.CaptureFixture[s
     assert "left out: float32 on tiny: 4 (bits must be at least 1280" in out
 
 
-def test_without_the_peers_the_package_lists_its_own(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "benchmarks.peers", None)
+def test_without_peers_the_package_lists_its_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = run_json(capsys, "--logits", str(scene_file(tmp_path)), "--bits", "4,32", "--out", str(tmp_path))
     assert {row["codec"] for row in rows} == OWN
+
+
+def test_the_package_imports_nothing_of_the_benchmarks() -> None:
+    """Not even where they could be imported: an installed package has no such folder."""
+    for path in Path(fpld.__file__).parent.rglob("*.py"):
+        assert not re.search(r"^\s*(import|from) benchmarks|import_module\(.benchmarks", path.read_text(), re.MULTILINE)
 
 
 def test_without_matplotlib_the_table_is_still_written(
@@ -96,14 +103,14 @@ def test_the_limit_is_that_of_gaussian_residuals() -> None:
     limit = bench.Limit(one)
     assert limit.kl(3.0) == pytest.approx(limit.kl(2.0) / 4, rel=0.05)
     assert limit.bits(limit.kl(0.7)) == pytest.approx(0.7)
-    rows, _ = bench.measure(one, bench.contenders(one), [2.0, 4.0], 0, lambda: None)
+    rows, _ = bench.measure(one, bench.contenders(one, peers), [2.0, 4.0], 0, lambda: None)
     assert all(row["above_limit"] >= 0 for row in rows)
 
 
 def test_predictive_is_ahead_of_all_others_on_a_small_scene_of_each_kind() -> None:
     """The whole scenes are in docs/bench.md."""
     for scene in (gaussian(1, contexts=64), zipf(1, contexts=4, vocab=4000), zipf(1, contexts=4, vocab=4000, factor=2)):
-        rows, _ = bench.measure(scene, bench.contenders(scene), [0.1, 1.0, 4.0], 0, lambda: None)
+        rows, _ = bench.measure(scene, bench.contenders(scene, peers), [0.1, 1.0, 4.0], 0, lambda: None)
         for bits in (0.1, 1.0, 4.0):
             kl = {row["codec"]: row["kl"] for row in rows if row["bits"] == bits and row["codec"] != "limit"}
             assert min(kl, key=lambda name: kl[name]) == "predictive"
@@ -141,7 +148,7 @@ def test_the_table_in_the_docs_is_what_is_measured(name: str) -> None:
     said = {(row[0], float(bits)): cell for row in body for bits, cell in zip(head[1:], row[1:], strict=True)}
     budgets = sorted({bits for _, bits in said if name == "gaussian" or bits in {1, 2}})
     scene = bench.SCENES[name](0)
-    listed = [item for item in bench.contenders(scene) if item.name in {row[0] for row in body}]
+    listed = [item for item in bench.contenders(scene, peers) if item.name in {row[0] for row in body}]
     rows, left = bench.measure(scene, listed, budgets, 0, lambda: None)
     assert {(item.codec, item.bits) for item in left} == {
         key for key, cell in said.items() if cell == "-" and key[1] in budgets
@@ -197,6 +204,11 @@ def test_bad_files_are_one_clear_line(
         (["--bits", "two"], "numbers with commas"),
         (["--scene", "gaussian", "--bits", "0.001"], "no codec meets a budget of 0.001"),
         (["--seed", "-1"], "--seed"),
+        (
+            ["--peers", "no.such.module"],
+            "--peers must name a module with a function peers(nodes), got 'no.such.module'",
+        ),
+        (["--peers", "json"], "--peers must name a module with a function peers(nodes), got 'json'"),
         (["--out", "/dev/null/folder"], "--out: cannot write"),
     ],
 )

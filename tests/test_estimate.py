@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fpld import Decoded, InputError, Moments, Plan, UniformCodec, distortion_weights
+from fpld import Decoded, InputError, Moments, Plan, UniformCodec, decode, distortion_weights, encode
 from fpld.budget import allocators, estimators
 from fpld.codecs import PredictiveCodec, make_prior
 from fpld.paper import theory
@@ -68,7 +68,7 @@ def test_codecs_report_gives_the_clip_weights_without_estimation() -> None:
         plan = make_plan(node=node, contexts=20, vocab=100, bits=bits[node], clip=float(CLIPS[node]))
         # Logits of the same size at both nodes: their second moments say nothing of the clips.
         values = np.random.default_rng(node).uniform(-1, 1, plan.shape)
-        replies.append(UniformCodec().decode(UniformCodec().encode(values, plan), plan))
+        replies.append(decode(UniformCodec(), encode(UniformCodec(), values, plan), plan))
     weights = distortion_weights(replies, bits, 100)
     assert weights[1] / weights[0] == pytest.approx(16, rel=0.35)  # N/(N-1) differs at 3 and 4.5 bits
     assert Moments.start(2).update({i: r.values for i, r in enumerate(replies)}).weights()[1] < 1
@@ -86,7 +86,7 @@ def test_unheard_and_unknown_nodes_are_named() -> None:
     with pytest.raises(InputError, match="node must be an integer from 0 to 1"):
         Moments.start(2).update({2: np.ones(3)})
     with pytest.raises(InputError, match="bits must have 1 entries"):
-        distortion_weights([Decoded(np.zeros(1), np.ones(1))], [1.0, 2.0], 4)
+        distortion_weights([Decoded(np.zeros(1), np.ones(1), np.zeros(1))], [1.0, 2.0], 4)
 
 
 def test_a_loss_curve_foretells_what_other_budgets_lose() -> None:
@@ -98,7 +98,7 @@ def test_a_loss_curve_foretells_what_other_budgets_lose() -> None:
 
     def sent(bits: float) -> tuple[Plan, Decoded]:
         plan = make_plan(contexts=120, vocab=256, bits=bits * 256, clip=None, prior=prior)
-        return plan, codec.decode(codec.encode(logits, plan), plan)
+        return plan, decode(codec, encode(codec, logits, plan), plan)
 
     def lost(bits: float) -> float:
         return float(theory.kl(logits, sent(bits)[1].values - logits).mean())

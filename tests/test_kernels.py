@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fpld
-from fpld import FrameError, InputError, Plan, UniformCodec, compiled
-from fpld.codecs import add_decoded, encode_blocks
+from fpld import FrameError, Plan, UniformCodec, compiled, decode, encode
+from fpld.codecs.uniform import fast
 from tests.helpers import ADVERSARIAL, make_plan
 
 FAST, REFERENCE = UniformCodec(), UniformCodec(reference=True)
@@ -49,16 +49,17 @@ def test_bytes_and_values_are_those_of_the_reference(
         slots=slots,
     )
     rng = np.random.default_rng(seed)
-    payload = FAST.encode(ADVERSARIAL[kind](rng, plan.shape), plan)
-    assert payload == REFERENCE.encode(ADVERSARIAL[kind](np.random.default_rng(seed), plan.shape), plan)
+    payload = encode(FAST, ADVERSARIAL[kind](rng, plan.shape), plan)
+    assert payload == encode(REFERENCE, ADVERSARIAL[kind](np.random.default_rng(seed), plan.shape), plan)
     # And any other bytes of this length, with the ranges left as they are.
     noise = bytearray(payload)
     side = 4 * contexts if own else 0
     noise[side:] = rng.bytes(len(payload) - side)
     for data in (payload, bytes(noise)):
-        fast, slow = FAST.decode(data, plan), REFERENCE.decode(data, plan)
-        assert np.array_equal(fast.values, slow.values)
-        assert np.array_equal(fast.variance, slow.variance)
+        quick, slow = decode(FAST, data, plan), decode(REFERENCE, data, plan)
+        assert np.array_equal(quick.values, slow.values)
+        assert np.array_equal(quick.variance, slow.variance)
+        assert np.array_equal(quick.bias, slow.bias)
 
 
 @pytest.mark.parametrize("slots", [1, 11])
@@ -71,63 +72,49 @@ def test_adding_nodes_in_one_pass_is_adding_them_one_by_one(slots: int, clip: fl
         make_plan(contexts=7, vocab=700, bits=float(b), clip=clip, node=k, slot=k if slots > 1 else 0, slots=slots)
         for k, b in enumerate(bits)
     ]
-    payloads = [FAST.encode(rng.normal(0, 1, plan.shape).astype(np.float32), plan) for plan in listed]
-    rows = range(2, 6)
+    payloads = [encode(FAST, rng.normal(0, 1, plan.shape).astype(np.float32), plan) for plan in listed]
+    rows, sampled = range(2, 6), np.array([0, 3])
+    decoded = [decode(REFERENCE, *pair, rows) for pair in zip(payloads, listed, strict=True)]
+    variances = np.stack([np.broadcast_to(each.variance, (4, 700)).astype(np.float64) for each in decoded])
     for weighted in (False, True):
-        found = []
-        for add in (FAST.add, lambda *a: add_decoded(REFERENCE, *a)):
-            total = np.ones((4, 700), np.float32)
-            noise, weights = np.zeros((4, 700)), np.zeros((4, 700)) if weighted else None
-            noise_of = add(payloads, listed, rows, total, noise, weights)
-            found.append((total, noise, weights, noise_of))
-        (total, noise, weights, noise_of), expected = found
-        if weighted:
-            assert weights is not None
-            assert expected[2] is not None
-            assert total / weights == pytest.approx(expected[0] / expected[2], rel=1e-4, abs=1e-5)
-            assert weights == pytest.approx(expected[2], rel=1e-4)
+        total, noise = np.ones((4, 700), np.float32), np.zeros((2, 700))
+        weights = np.zeros((4, 700)) if weighted else None
+        noise_of = fast.add(payloads, listed, rows, total, sampled, noise, weights)
+        expected = np.ones((4, 700), np.float32)
+        for each, variance in zip(decoded, variances, strict=True):
+            expected += each.values / variance if weighted else each.values
+        if weights is None:
+            assert np.array_equal(total, expected)
         else:
-            assert np.array_equal(total, expected[0])
-        assert noise == pytest.approx(expected[1], rel=1e-4)
-        assert noise_of == pytest.approx(expected[3], rel=1e-4)
-
-
-@pytest.mark.parametrize("codec", [FAST, REFERENCE])
-def test_blocks_as_they_come_give_the_same_bytes(codec: UniformCodec) -> None:
-    plan = make_plan(contexts=23, clip=None, bits=151.3)
-    logits = np.random.default_rng(0).normal(0, 1, plan.shape).astype(np.float32)
-    blocks = (logits[start : start + 5] for start in range(0, 23, 5))
-    assert encode_blocks(codec, blocks, plan) == codec.encode(logits, plan)
-    with pytest.raises(InputError, match="23 contexts in all, got 20"):
-        encode_blocks(codec, (logits[start : start + 5] for start in range(0, 20, 5)), plan)
-    with pytest.raises(InputError, match=r"n at most 3 at context 20, got \(5, 50\)"):
-        encode_blocks(codec, (logits[:5] for _ in range(5)), plan)
-    bad = logits.copy()
-    bad[17, 3] = np.nan
-    with pytest.raises(InputError, match="nan at context 17, token 3"):
-        encode_blocks(codec, (bad[start : start + 5] for start in range(0, 23, 5)), plan)
+            assert np.allclose(weights, (1 / variances).sum(axis=0), rtol=1e-4)
+            assert np.allclose(total / weights, expected / weights, rtol=1e-4, atol=1e-5)
+        assert np.allclose(noise, variances.sum(axis=0)[sampled], rtol=1e-4)
+        assert np.allclose(noise_of, variances.sum(axis=(1, 2)), rtol=1e-4)
 
 
 @pytest.mark.parametrize("codec", [FAST, REFERENCE])
 def test_a_check_refuses_what_decoding_would(codec: UniformCodec) -> None:
     plan = make_plan(clip=None, bits=150.0)
-    payload = codec.encode(np.zeros(plan.shape), plan)
-    codec.check(payload, plan)
+    payload = encode(codec, np.zeros(plan.shape), plan)
+    codec.reader(payload, plan).check()
     with pytest.raises(FrameError, match="payload must be 112 bytes"):
-        codec.check(payload + b"\0", plan)
+        codec.reader(payload + b"\0", plan)
+    bad, total = payload[:2] + b"\xff\xff" + payload[4:], np.zeros(plan.shape, np.float32)
     with pytest.raises(FrameError, match="range"):
-        codec.check(payload[:2] + b"\xff\xff" + payload[4:], plan)
+        codec.reader(bad, plan).check()
     with pytest.raises(FrameError, match="range"):
-        codec.add([payload[:2] + b"\xff\xff" + payload[4:]], [plan], range(6), np.zeros(plan.shape, np.float32))
+        fast.add([bad], [plan], range(6), total)
+    with pytest.raises(FrameError, match="payload must be 112 bytes"):
+        fast.add([payload[:-1]], [plan], range(6), total)
 
 
 def test_torch_tensors_are_taken_as_they_are() -> None:
     torch = pytest.importorskip("torch")
     plan = make_plan()
     logits = torch.linspace(-3, 3, 300).reshape(6, 50).requires_grad_()
-    assert FAST.encode(logits, plan) == FAST.encode(logits.detach().numpy(), plan)
+    assert encode(FAST, logits, plan) == encode(FAST, logits.detach().numpy(), plan)
     half = logits.detach().bfloat16()
-    assert FAST.encode(half, plan) == FAST.encode(half.float().numpy(), plan)
+    assert encode(FAST, half, plan) == encode(FAST, half.float().numpy(), plan)
 
 
 def test_without_numba_the_reference_serves_and_one_line_says_so(
@@ -138,8 +125,8 @@ def test_without_numba_the_reference_serves_and_one_line_says_so(
     plan = make_plan()
     values = np.linspace(-3, 3, 300).reshape(6, 50)
     with caplog.at_level(logging.WARNING):
-        assert UniformCodec().encode(values, plan) == REFERENCE.encode(values, plan)
-        UniformCodec().decode(REFERENCE.encode(values, plan), plan)
+        assert encode(UniformCodec(), values, plan) == encode(REFERENCE, values, plan)
+        decode(UniformCodec(), encode(REFERENCE, values, plan), plan)
     assert caplog.messages == ["numba is missing: plain Python and NumPy serve, slower; pip install 'fpld[fast]'"]
     compiled.available.cache_clear()
 
@@ -155,9 +142,9 @@ def test_a_read_only_installation_has_its_cache_elsewhere(tmp_path: Path) -> Non
                 ""
             )  # a file where numba wants a folder: no permission would do it for root
     code = (
-        "import numpy as np; from fpld import Plan, UniformCodec; from fpld.codecs import kernels; "
+        "import numpy as np; from fpld import Plan, UniformCodec; from fpld.codecs.uniform import kernels; "
         "plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=2, vocab=9, bits=40.0, clip=1.0); "
-        "UniformCodec().encode(np.zeros((2, 9)), plan); print(sum(kernels.encode.stats.cache_hits.values()))"
+        "UniformCodec().encode([np.zeros((2, 9))], plan); print(sum(kernels.encode.stats.cache_hits.values()))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(tmp_path)}

@@ -38,7 +38,7 @@ def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_one_round_is_near_what_theory_says() -> None:
     found = runpy.run_path(str(ROOT / "examples/one_round.py"))
-    sigma2 = found["variance"].mean() / found["K"]
+    sigma2 = sum(float(each.variance.mean()) for each in found["decoded"]) / found["K"] ** 2
     assert found["kl"] == pytest.approx(sigma2 / 2, rel=0.1)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.budget import try_blocks
-from fpld import FrameError, InputError
+from fpld import FrameError, InputError, decode, encode
 from fpld.codecs import PredictiveCodec, make_prior
 from fpld.codecs.predictive import tokens
+from fpld.codecs.predictive.adding import add_up
 from fpld.codecs.predictive.head import DITHER, PRIOR
 from fpld.codecs.predictive.strict import slices
 from fpld.paper import theory
@@ -32,9 +33,9 @@ def kl_of_mean(logits: Array, bits: float, *, slots: int, codec: PredictiveCodec
         plan = make_plan(
             node=node, contexts=len(logits), vocab=V, bits=bits * V, clip=None, slot=node % slots, slots=slots
         )
-        payload = codec.encode(logits, plan)
+        payload = encode(codec, logits, plan)
         modes.append(payload[0])
-        decoded.append(codec.decode(payload, plan, dtype=np.float64).values)
+        decoded.append(decode(codec, payload, plan, dtype=np.float64).values)
     return float(theory.kl(logits, np.mean(decoded, axis=0) - logits).mean()), modes[0]
 
 
@@ -45,7 +46,7 @@ def test_a_good_prior_is_used_and_a_wrong_one_is_not() -> None:
         modes = []
         for given in (prior, wrong):
             plan = make_plan(contexts=M, vocab=V, bits=bits * V, clip=None, prior=given)
-            modes.append(CODEC.encode(logits[0], plan)[0] & PRIOR)
+            modes.append(encode(CODEC, logits[0], plan)[0] & PRIOR)
         assert modes == [PRIOR, 0]
         # What a wrong prior costs is the bit that says so.
         assert combined_kl(CODEC, bits, logits, prior=wrong) == pytest.approx(
@@ -62,70 +63,60 @@ def test_nodes_that_agree_win_by_stratified_dither_and_choose_it() -> None:
     assert together < alone / 5
 
 
-def test_a_mixture_of_dithered_payloads_is_unbiased() -> None:
-    logits = np.random.default_rng(4).normal(0, 1, (M, V))
-    fields: dict[str, Any] = {"contexts": M, "vocab": V, "bits": 1.5 * V, "clip": None, "slots": NODES}
-    plans = [make_plan(node=node, slot=node, **fields) for node in range(NODES)]
-    payloads = [CODEC.encode(logits, plan) for plan in plans]
-    assert all(payload[0] & DITHER for payload in payloads)
-    plain = np.mean(
-        [theory.softmax(CODEC.decode(each, plan).values) for each, plan in zip(payloads, plans, strict=True)], axis=0
-    )
-    mixture = np.concatenate([part.total for part in CODEC.sums(payloads, plans, mixture=True)]) / NODES
-    truth = theory.softmax(logits)
-    left, without = (float((truth * np.log(truth / each)).sum(axis=1).mean()) for each in (mixture, plain))
-    assert left < 0.95 * without
-
-
 def test_below_half_a_bit_it_does_not_dither() -> None:
     logits = np.random.default_rng(4).normal(0, 1, (M, V))
     assert not kl_of_mean(logits, 0.2, slots=NODES)[1] & DITHER
 
 
 @pytest.mark.parametrize("bits", [0.1, 1.0])
-def test_sums_are_those_of_what_is_decoded(bits: float) -> None:
+@pytest.mark.parametrize("some", [np.arange(3), np.array([2, 77, 78, 199])], ids=["first", "spread"])
+def test_nodes_add_up_to_what_is_decoded(bits: float, some: Array) -> None:
     logits, prior = scene()
     fields: dict[str, Any] = {"contexts": M, "vocab": V, "bits": bits * V, "clip": None}
     plans = [make_plan(node=node, prior=prior, **fields) for node in range(NODES)]
-    payloads = [CODEC.encode(node, plan) for node, plan in zip(logits, plans, strict=True)]
+    payloads = [encode(CODEC, node, plan) for node, plan in zip(logits, plans, strict=True)]
     payloads[1] = b""  # sent nothing
     wrong = replace(plans[2], prior=make_prior(np.random.default_rng(9).normal(0, 6, (M, V))))
-    payloads[2] = CODEC.encode(logits[2], wrong)  # codes without the prior
+    payloads[2] = encode(CODEC, logits[2], wrong)  # codes without the prior
     assert not payloads[2][0] & PRIOR
-    decoded = [CODEC.decode(payload, plan) for payload, plan in zip(payloads, plans, strict=True)]
-    found = list(CODEC.sums(payloads, plans, sample=3 * V, threads=2))
+    decoded = [decode(CODEC, payload, plan) for payload, plan in zip(payloads, plans, strict=True)]
+    found = list(add_up(payloads, plans, some, mixture=False, threads=2))
     total = np.concatenate([part.total for part in found])
     assert np.allclose(total, np.sum([each.values for each in decoded], axis=0), atol=1e-4)
-    assert np.allclose(found[0].values, [each.values[:3] for each in decoded], atol=1e-5)
-    assert found[0].noise == pytest.approx([each.variance.sum(dtype=np.float64) for each in decoded], rel=1e-4)
-    mixture = np.concatenate([part.total for part in CODEC.sums(payloads, plans, mixture=True)]) / NODES
-    assert np.allclose(mixture, np.mean([theory.softmax(each.values) for each in decoded], axis=0), rtol=1e-4)
-    with pytest.raises(InputError, match="share one prior"):
-        CODEC.sums(payloads, [*plans[:-1], wrong])
+    assert np.array_equal(np.concatenate([part.sampled for part in found]), some)
+    for field in ("values", "variance"):
+        sampled = np.concatenate([getattr(part, field) for part in found], axis=1)
+        assert np.allclose(sampled, [getattr(each, field)[some] for each in decoded], rtol=1e-4, atol=1e-5)
+    assert sum(part.noise for part in found) == pytest.approx(
+        np.array([each.variance.sum(dtype=np.float64) for each in decoded]), rel=1e-4
+    )
+    mixed = np.concatenate([part.total for part in add_up(payloads, plans, some, mixture=True, threads=1)]) / NODES
+    assert np.allclose(mixed, np.mean([theory.softmax(each.values) for each in decoded], axis=0), rtol=1e-4)
 
 
-def test_tables_of_the_round_before_save_bits() -> None:
+def test_what_was_learnt_in_the_round_before_saves_bits() -> None:
     logits, prior = scene()
     plan = make_plan(contexts=M, vocab=V, bits=0.05 * V, clip=None, prior=prior)
-    tables = CODEC.check(CODEC.encode(logits[0], plan), plan)
-    assert tables is not None
-    learnt = replace(plan, tables=tables)
+    reader = CODEC.reader(encode(CODEC, logits[0], plan), plan)
+    reader.check()
+    learnt = reader.learnt
+    assert learnt is not None
     error = [
-        float(theory.kl(logits[1], CODEC.decode(CODEC.encode(logits[1], each), each).values - logits[1]).mean())
-        for each in (plan, learnt)
+        float(theory.kl(logits[1], decode(CODEC, encode(CODEC, logits[1], each), each).values - logits[1]).mean())
+        for each in (plan, replace(plan, learnt=learnt))
     ]
     assert error[1] < error[0]
-    with pytest.raises(InputError, match="tables must be"):
-        CODEC.encode(logits[1], replace(plan, tables=tables[:-1]))
-    with pytest.raises(InputError, match="tables must be"):
-        CODEC.encode(logits[1], replace(plan, tables=0 * tables))
+    with pytest.raises(InputError, match="learnt must be"):
+        encode(CODEC, logits[1], replace(plan, learnt=learnt[:-1]))
+    with pytest.raises(InputError, match="learnt must be"):
+        encode(CODEC, logits[1], replace(plan, learnt=0 * learnt))
 
 
 @pytest.mark.parametrize("bits", [0.1, 0.5, 2.0])
 def test_a_strict_budget_holds_for_every_context(bits: float) -> None:
     logits, prior = scene()
     plan = make_plan(contexts=M, vocab=V, bits=bits * V, clip=None, prior=prior)
-    payload = STRICT.encode(logits[0], plan)
+    payload = encode(STRICT, logits[0], plan)
     assert len(payload) <= plan.budget_bytes
     assert np.diff(slices(plan)).max() <= np.ceil(plan.bits / 8)
     pooled, strict = (combined_kl(codec, bits, logits, prior=prior) for codec in (CODEC, STRICT))
@@ -133,7 +124,7 @@ def test_a_strict_budget_holds_for_every_context(bits: float) -> None:
     # No context's values depend on what comes after it.
     other = logits[0].copy()
     other[60] = 0
-    whole, changed = (STRICT.decode(STRICT.encode(each, plan), plan).values for each in (logits[0], other))
+    whole, changed = (decode(STRICT, encode(STRICT, each, plan), plan).values for each in (logits[0], other))
     assert np.array_equal(whole[:60], changed[:60])
     assert not np.array_equal(whole[60], changed[60])
 
@@ -141,22 +132,22 @@ def test_a_strict_budget_holds_for_every_context(bits: float) -> None:
 def test_a_strict_payload_is_checked() -> None:
     logits, prior = scene()
     plan = make_plan(contexts=M, vocab=V, bits=0.5 * V, clip=None, prior=prior)
-    payload = STRICT.encode(logits[0], plan)
+    payload = encode(STRICT, logits[0], plan)
     with pytest.raises(FrameError, match="must be"):
-        STRICT.decode(payload[:-1], plan)
+        decode(STRICT, payload[:-1], plan)
     with pytest.raises(FrameError, match="begin with its mode"):
-        STRICT.decode(b"\7" + payload[1:], plan)
+        decode(STRICT, b"\7" + payload[1:], plan)
     with pytest.raises(FrameError, match="the plan has none"):
-        STRICT.decode(payload, replace(plan, prior=None))
-    STRICT.check(payload, plan)
+        decode(STRICT, payload, replace(plan, prior=None))
+    STRICT.reader(payload, plan).check()
 
 
 def test_a_payload_against_a_prior_needs_it() -> None:
     logits, prior = scene()
     plan = make_plan(contexts=M, vocab=V, bits=0.5 * V, clip=None, prior=prior)
-    payload = CODEC.encode(logits[0], plan)
+    payload = encode(CODEC, logits[0], plan)
     with pytest.raises(FrameError, match="the plan has none"):
-        CODEC.check(payload, replace(plan, prior=None))
+        CODEC.reader(payload, replace(plan, prior=None)).check()
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
@@ -191,13 +182,13 @@ def small() -> list[str]:
         (STRICT, {}),
     ):
         plan = make_plan(contexts=6, vocab=40, bits=60.0, clip=None, **fields)
-        payload = codec.encode(logits, plan)
-        out += [payload.hex(), str(codec.decode(payload, plan).values.round(3).sum(dtype=np.float64).round(2))]
+        payload = encode(codec, logits, plan)
+        out += [payload.hex(), str(decode(codec, payload, plan).values.round(3).sum(dtype=np.float64).round(2))]
     return out
 
 
 def test_what_was_learnt_is_what_the_next_begins_with() -> None:
     totals = np.full(tokens.CLASSES, 1000)
-    table = tokens.learnt(tokens.new_models(totals, 100, None, decoder=False))
-    again = tokens.learnt(tokens.new_models(totals, 100, table, decoder=False))
+    table = tokens.learnt_by(tokens.new_models(totals, 100, None, decoder=False))
+    again = tokens.learnt_by(tokens.new_models(totals, 100, table, decoder=False))
     assert np.abs(again.astype(int) - table).max() < 65536 / 100

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fpld import UniformCodec, wire_quantizer
+from fpld import UniformCodec, decode, encode, wire_quantizer
 from fpld.paper import refine
 from fpld.paper.refine import Refinement, paper_channel
 from fpld.paper.simulate import node_dither
@@ -54,11 +54,11 @@ def test_refinement_in_bytes() -> None:
     node, aggregator = (Refinement.start(logits.shape, np.full(logits.shape, 3.0)) for _ in range(2))
     for t in range(1, 5):
         plan = make_plan(round=t, contexts=20, vocab=40, bits=100.0, clip=1.0)  # 2.5 bits a coordinate
-        payload = codec.encode((logits - node.reconstruction) / node.half_range, plan)
+        payload = encode(codec, (logits - node.reconstruction) / node.half_range, plan)
         assert 8 * len(payload) <= 20 * 100
         sides = []
         for state in (node, aggregator):
-            sent, variance = codec.decode(payload, plan, dtype=np.float64)
+            sent, variance, *_ = decode(codec, payload, plan, dtype=np.float64)
             sides.append(
                 Refinement(state.reconstruction + sent * state.half_range, state.half_range * np.sqrt(3 * variance))
             )

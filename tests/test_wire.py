@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpld import BudgetError, FrameError, UniformCodec, seal, unseal
+from fpld import BudgetError, FrameError, UniformCodec, encode, seal, unseal
 from fpld.protocol.wire import HEADER, OVERHEAD
 from tests.helpers import make_plan
 
 PLAN = make_plan()
-PAYLOAD = UniformCodec().encode(np.linspace(-3, 3, 300).reshape(6, 50), PLAN)
+PAYLOAD = encode(UniformCodec(), np.linspace(-3, 3, 300).reshape(6, 50), PLAN)
 FRAME = seal(PAYLOAD, PLAN, codec=1)
 
 

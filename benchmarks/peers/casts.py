@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, read_half, write_half, write_half_up
+from fpld.codecs.uniform.channel import bias
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
-    from fpld.types import Plan, Reals
+    from fpld.types import Plan
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Float16Codec(RowCodec):
         """Cast."""
         return write_half(np.clip(x, -65504, 65504))
 
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Cast back; a float16 has eleven bits of precision."""
         values = read_half(data)
-        return values, np.square(np.spacing(values.astype(np.float16)).astype(np.float32)) / 12
+        variance = np.square(np.spacing(values.astype(np.float16)).astype(np.float32)) / 12
+        return Decoded(values, variance, bias(variance))
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Int8Codec(RowCodec):
         levels = np.rint(np.divide(x - (high + low) / 2, half, out=np.zeros_like(x), where=half > 0) * 127)
         return np.concatenate([header, np.clip(levels, -127, 127).astype(np.int8).view(np.uint8)], axis=1)
 
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Multiply by the scale."""
         step = read_half(data[:, :2], least=0.0) / np.float32(127)
-        return data[:, 2:].view(np.int8) * step, np.square(step) / 12
+        variance = np.square(step) / 12
+        return Decoded(data[:, 2:].view(np.int8) * step, variance, bias(variance))

@@ -22,9 +22,10 @@ import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, from_bits, pad, read_half, to_bits, write_half
 from fpld.codecs.dither import Dither
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
-    from fpld.types import Plan, Reals
+    from fpld.types import Plan
 
 HEADER = 2  # the scale of a row, float16
 MOST_BITS = 8
@@ -62,7 +63,7 @@ class EdenCodec(RowCodec):
         body = pad(np.packbits(np.concatenate(parts, axis=1), axis=1), size - HEADER)
         return np.concatenate([write_half(np.minimum(scale, np.finfo(np.float16).max)), body], axis=1)
 
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Rotate the scaled centroids back."""
         dimension = _dimension(plan.vocab)
         scale = read_half(data[:, :HEADER], least=0.0)
@@ -78,7 +79,8 @@ class EdenCodec(RowCodec):
         rotated *= scale
         # E|S Q|^2 = |x|^2 / kept, and the error has 1 - kept of it.
         variance = (1 - kept) * np.square(rotated).mean(axis=1, keepdims=True)
-        return (_hadamard(rotated) * _signs(plan, rows, dimension))[:, : plan.vocab], variance
+        values = (_hadamard(rotated) * _signs(plan, rows, dimension))[:, : plan.vocab]
+        return Decoded(values, variance, variance / 2)  # the error is about normal
 
 
 def _dimension(vocab: int) -> int:

@@ -15,10 +15,11 @@ import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, from_bits, index_bits, pad, read_half, to_bits, write_half
 from benchmarks.peers.topk import fill, floor, largest
+from fpld.codecs import Traits
 from fpld.errors import FrameError
 
 if TYPE_CHECKING:
-    from fpld.types import Plan, Reals
+    from fpld.types import Decoded, Plan
 
 SHARE = 8  # one value in so many is exact
 TERMS = 4
@@ -32,6 +33,7 @@ class PolynomialCodec(RowCodec):
     """Send the ranking of as many tokens as the budget holds, and a curve for their logits."""
 
     code: int = 32805
+    traits = Traits(seeks=True, refines=False)  # a floor for tokens that are not sent has a meaning for logits only
 
     def least_bytes(self, vocab: int) -> int:
         """Return the bytes of a header and a few tokens."""
@@ -50,18 +52,19 @@ class PolynomialCodec(RowCodec):
         order = np.argsort(-values, axis=1, kind="stable")
         top, values = np.take_along_axis(top, order, axis=1), np.take_along_axis(values, order, axis=1)
         exact = _exact(count)
-        terms = (values[:, exact:] @ _fit(count - exact)).astype("<f4")
+        terms = np.einsum("ij,jk->ik", values[:, exact:], _fit(count - exact)).astype("<f4")  # the same for any block
         indices = np.packbits(to_bits(top, index_bits(plan.vocab)), axis=1)
         parts = [write_half(floor(x, top)), terms.view(np.uint8), write_half(values[:, :exact]), indices]
         return pad(np.concatenate(parts, axis=1), size)
 
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Evaluate the curve at every rank."""
         count = _count(plan.vocab, data.shape[1])
         exact, width = _exact(count), index_bits(plan.vocab)
-        terms = np.ascontiguousarray(data[:, 2:HEADER]).view("<f4").astype(np.float64)
-        if not (np.abs(terms) < LIMIT).all():
+        stated = np.ascontiguousarray(data[:, 2:HEADER]).view("<f4")
+        if not (np.abs(stated) < LIMIT).all():
             raise FrameError("payload holds a curve that no encoder writes")
+        terms = stated.astype(np.float64)
         head = read_half(data[:, HEADER : HEADER + 2 * exact])
         curve = (terms @ _powers(count - exact).T).astype(np.float32)
         bits = np.unpackbits(data[:, HEADER + 2 * exact :], axis=1)[:, : count * width]

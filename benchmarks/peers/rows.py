@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import _check
+from fpld.codecs import SeekReader, Traits
+from fpld.codecs.blocks import checked_blocks, stacked
 from fpld.errors import BudgetError, FrameError, InputError
+from fpld.numerics import split
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy.typing as npt
 
+    from fpld.codecs import Reader
     from fpld.types import Ints, Plan, Reals
 
 Bytes = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
@@ -32,6 +38,7 @@ class RowCodec(ABC):
     """Meet the contract of a codec, given how one block of centred rows becomes rows of bytes and back."""
 
     code: int
+    traits = Traits(seeks=True)
 
     @abstractmethod
     def least_bytes(self, vocab: int) -> int:
@@ -46,8 +53,8 @@ class RowCodec(ABC):
         """Code centred rows [n, V] as bytes [n, size]."""
 
     @abstractmethod
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
-        """Return values [n, V] and variance (which broadcasts) of rows of bytes."""
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
+        """Decode rows of bytes."""
 
     def least_bits(self, plan: Plan) -> float:
         """Return the least budget in bits per probe context."""
@@ -60,34 +67,37 @@ class RowCodec(ABC):
             raise BudgetError(f"bits must be at least {self.least_bits(plan):g} per probe context, got {plan.bits:g}")
         return min(share, self.most_bytes(plan.vocab))
 
-    def encode(self, logits: Reals, plan: Plan) -> bytes:
+    def encode(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
         """Return the payload: all rows, one after the other."""
-        size = self.row_bytes(plan)
-        logits = _check.logits(logits, plan.shape)
-        if np.abs(logits).max() > LIMIT:
-            raise InputError(f"logits must lie within ±{LIMIT:g}, got {np.abs(logits).max():g}")
-        parts = []
-        for rows in _blocks(range(plan.contexts), plan.vocab):
-            x = logits[rows.start : rows.stop].astype(np.float32)
-            x -= x.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
-            parts.append(self.encode_rows(x, plan, rows, size))
+        size, parts = self.row_bytes(plan), []
+        for block, logits in checked_blocks(blocks, plan):
+            _check.finite(logits, block.start)
+            if np.abs(logits).max(initial=0) > LIMIT:
+                raise InputError(f"logits must lie within ±{LIMIT:g}, got {np.abs(logits).max():g}")
+            for rows in split(len(logits), plan.vocab, _BLOCK):
+                x = logits[rows.start : rows.stop].astype(np.float32)
+                x -= x.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+                parts.append(self.encode_rows(x, plan, _moved(rows, block.start), size))
         return np.concatenate(parts).tobytes()
 
-    def decode(
-        self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
-    ) -> Decoded:
-        """Return values and variance of a block of contexts; values are those of centred rows."""
+    def reader(self, payload: bytes | memoryview, plan: Plan) -> Reader:
+        """Return a reader of any block of contexts; values are those of centred rows."""
         size = self.row_bytes(plan)
         if len(payload) != size * plan.contexts:
             raise FrameError(f"payload must be {size * plan.contexts} bytes under this plan, got {len(payload)}")
-        rows = range(plan.contexts) if rows is None else _check.rows(rows, plan.contexts)
         data = np.frombuffer(payload, np.uint8).reshape(plan.contexts, size)
-        values = np.empty((len(rows), plan.vocab), dtype)
-        variance = np.empty((len(rows), plan.vocab), dtype)
-        for block in _blocks(rows, plan.vocab):
-            out = slice(block.start - rows.start, block.stop - rows.start)
-            values[out], variance[out] = self.decode_rows(data[block.start : block.stop], plan, block)
-        return Decoded(values, variance)
+
+        def decode(rows: range) -> Decoded:
+            blocks = [_moved(block, rows.start) for block in split(len(rows), plan.vocab, _BLOCK)]
+            parts = [self.decode_rows(data[block.start : block.stop], plan, block)[:3] for block in blocks]
+            counts = [len(block) for block in blocks]
+            return Decoded(*(stacked(each, counts).astype(np.float32) for each in zip(*parts, strict=True)))
+
+        return SeekReader(plan, decode)
+
+
+def _moved(rows: range, start: int) -> range:
+    return range(start + rows.start, start + rows.stop)
 
 
 def write_half(numbers: npt.NDArray[Any]) -> Bytes:
@@ -135,8 +145,3 @@ def pad(data: Bytes, size: int) -> Bytes:
 def index_bits(vocab: int) -> int:
     """Return the bits of a token's index."""
     return (vocab - 1).bit_length()
-
-
-def _blocks(rows: range, vocab: int) -> list[range]:
-    stride = max(_BLOCK // vocab, 1)
-    return [range(start, min(start + stride, rows.stop)) for start in range(rows.start, rows.stop, stride)]

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, from_bits, index_bits, read_half, to_bits, write_half
+from fpld.codecs import Traits
 from fpld.errors import FrameError
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
-    from fpld.types import Ints, Plan, Reals
+    from fpld.types import Ints, Plan
 
 HEADER = 6  # floor (float16), b, number of tokens listed (24 bits; all ones: every token)
 MOST_BITS = 24
@@ -30,6 +32,7 @@ class SoftLabelCodec(RowCodec):
     """Send quantized probabilities, as fine as the budget holds."""
 
     code: int = 32806
+    traits = Traits(seeks=True, refines=False)  # codes probabilities
 
     def least_bytes(self, vocab: int) -> int:
         """Return the bytes of a header and a hard label (or, at one bit, two tokens of just a half each)."""
@@ -59,7 +62,7 @@ class SoftLabelCodec(RowCodec):
             out[row, HEADER : HEADER + -(-body.size // 8)] = np.packbits(body)
         return out
 
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Return the logarithm of the probabilities."""
         rest = read_half(data[:, :2])
         values = np.repeat(rest, plan.vocab, axis=1)
@@ -70,7 +73,8 @@ class SoftLabelCodec(RowCodec):
             values[row, tokens] = np.log(counts * step)
             variance[row] = np.square(np.log(step / 2) - rest[row])
             variance[row, tokens] = 1 / (12.0 * counts**2)  # of log p, for a step that is uniform
-        return values, variance
+        unbiased = np.zeros((1, 1), np.float32)  # probabilities are rounded, not their logarithms
+        return Decoded(values, variance, unbiased)
 
 
 def _depths(p: np.ndarray[tuple[int, ...], np.dtype[np.float64]], room: int) -> Ints:

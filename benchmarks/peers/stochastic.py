@@ -16,6 +16,8 @@ import numpy as np
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, read_half, write_half_up
 from fpld.codecs.dither import Dither
 from fpld.codecs.uniform import radix
+from fpld.codecs.uniform.channel import bias
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
     from fpld.types import Ints, Plan, Reals
@@ -48,13 +50,14 @@ class StochasticCodec(RowCodec):
         symbols = np.clip(self.round(place, layout.levels(), plan, rows), 0, layout.levels() - 1)
         return np.concatenate([header, radix.pack(symbols, layout)], axis=1)
 
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Return the level of each coordinate, the middle of the range at zero."""
         span = read_half(data[:, :HEADER], least=0.0)
         layout = radix.layout(plan.vocab, data.shape[1] - HEADER)
         place, step = self.place(radix.unpack(data[:, HEADER:], layout), layout.levels(), plan, rows)
         # y (1 - y) step^2 at the place y within a cell, which the decoder does not know: a sixth on average.
-        return (place - 0.5) * span, np.square(step * span) / 6
+        variance = np.square(step * span) / 6
+        return Decoded((place - 0.5) * span, variance, bias(variance))
 
     def round(self, place: Floats32, levels: Ints, plan: Plan, rows: range) -> Ints:
         """Round places in [0, 1] to one of `levels` levels, without bias."""

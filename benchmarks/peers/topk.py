@@ -23,10 +23,12 @@ from benchmarks.peers.rows import (
     to_bits,
     write_half,
 )
+from fpld.codecs import Traits
 from fpld.errors import FrameError
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
-    from fpld.types import Ints, Plan, Reals
+    from fpld.types import Ints, Plan
 
 HEADER = 2  # the floor of a row, float16
 VALUE = 2
@@ -37,6 +39,7 @@ class TopKCodec(RowCodec):
     """Send as many of a row's largest logits as the budget holds."""
 
     code: int = 32804
+    traits = Traits(seeks=True, refines=False)  # a floor for tokens that are not sent has a meaning for logits only
 
     def least_bytes(self, vocab: int) -> int:
         """Return the bytes of a floor, one index and one value."""
@@ -60,7 +63,7 @@ class TopKCodec(RowCodec):
         parts = [write_half(floor(x, top)), write_half(values), np.packbits(where, axis=1)]
         return pad(np.concatenate(parts, axis=1), size)
 
-    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> tuple[Reals, Reals]:
+    def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Put the values where they belong and the floor elsewhere."""
         count, as_map = _count(plan.vocab, data.shape[1])
         numbers = read_half(data[:, : HEADER + VALUE * count])
@@ -93,10 +96,11 @@ def floor(x: Floats32, top: Ints) -> Floats32:
     return result
 
 
-def fill(rest: Floats32, values: Floats32, top: Ints, vocab: int) -> tuple[Reals, Reals]:
+def fill(rest: Floats32, values: Floats32, top: Ints, vocab: int) -> Decoded:
     """Return rows with `values` at `top` and `rest` elsewhere, and a variance.
 
-    The error of an unsent logit is not known; its square is put at that of the step from floor to the least value.
+    The error of an unsent logit is not known; its square is put at that of the step from floor to the least value. The
+    floor is the log of a mean weight: as a probability it has no bias.
     """
     if (top >= vocab).any():
         raise FrameError(f"payload names a token beyond the {vocab} of the vocabulary")
@@ -104,7 +108,7 @@ def fill(rest: Floats32, values: Floats32, top: Ints, vocab: int) -> tuple[Reals
     np.put_along_axis(out, top, values, axis=1)
     variance = np.repeat(np.square(values.min(axis=1, keepdims=True) - rest), vocab, axis=1)
     np.put_along_axis(variance, top, np.float32(0), axis=1)
-    return out, variance
+    return Decoded(out, variance, np.zeros((1, 1), np.float32))
 
 
 def _count(vocab: int, size: int) -> tuple[int, bool]:

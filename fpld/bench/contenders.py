@@ -1,7 +1,4 @@
-"""Who takes part: every registered codec, and the peers of `benchmarks.peers` where that folder can be imported.
-
-The peers are references to compare with, not part of the package: an installed fpld lists its own codecs only.
-"""
+"""Who takes part: every registered codec, and peers that the caller brings along to compare with."""
 
 from __future__ import annotations
 
@@ -12,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.codecs import make_prior
+from fpld.errors import InputError
 from fpld.registry import codecs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fpld.bench.scenes import Scene
     from fpld.codecs import Codec
 
-PEERS = "benchmarks.peers"
+    Peers = Callable[[int], dict[str, Codec]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +34,30 @@ class Contender:
     stratified: bool = False
 
 
-def contenders(scene: Scene) -> list[Contender]:
+def no_peers(nodes: int) -> dict[str, Codec]:  # noqa: ARG001  # the form of all peers
+    """Return no peers."""
+    return {}
+
+
+def read_peers(module: str) -> Peers:
+    """Return a module's function `peers(nodes)`, which returns codecs by name for a federation of so many nodes."""
+    try:
+        found: Peers = import_module(module).peers
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"--peers must name a module with a function peers(nodes), got {module!r}: {error}") from None
+    return found
+
+
+def contenders(scene: Scene, peers: Peers = no_peers) -> list[Contender]:
     """List all rows for a scene; the uniform codec stands twice, with a range for each context and with one clip."""
-    own = [_own(name, codec, scene) for name, codec in _registered()]
+    own = [_own(name, codecs.get(name), scene) for name in codecs.names()]
     clip = float(max(np.abs(logits).max() for logits in scene.logits))
     one_clip = Contender("uniform-clip", codecs.get("uniform"), {"clip": max(clip, 1e-6)}, stratified=True)
     return [*own, one_clip, *(Contender(name, codec) for name, codec in peers(scene.nodes).items())]
 
 
-def _registered() -> list[tuple[str, Codec]]:
-    return [(name, codecs.get(name)) for name in codecs.names()]
-
-
 def _own(name: str, codec: Codec, scene: Scene) -> Contender:
-    """Return a codec what a run would give it: a prior if the scene has one, and otherwise a slot of the dither."""
-    if getattr(codec, "uses_prior", False) and scene.prior is not None:
+    """Return a codec with what a run would give it: a prior if the scene has one, otherwise a slot of the dither."""
+    if codec.traits.prior and scene.prior is not None:
         return Contender(name, codec, {"prior": make_prior(scene.prior)})
-    return Contender(name, codec, stratified=True)
-
-
-def peers(nodes: int) -> dict[str, Codec]:
-    """Return the peers, or none: another package's `benchmarks` is not ours."""
-    try:
-        found: dict[str, Codec] = import_module(PEERS).peers(nodes)
-    except (ImportError, AttributeError):
-        return {}
-    return found
+    return Contender(name, codec, stratified=codec.traits.dither)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.codecs import make_prior
-from fpld.codecs.prior import CLASS_OF, CLASSES
+from fpld.codecs.prior import CLASS_OF, CLASSES, in_eighths
 from fpld.numerics import softmax
 from fpld.paper.theory import rate_for, reverse_water_filling
 
@@ -37,7 +36,7 @@ class Limit:
             residuals, classes = logits, np.zeros(weights.shape, np.int64)
         else:
             prior = scene.prior[::every].astype(np.float64)
-            residuals, classes = logits - prior, CLASS_OF[-make_prior(prior)].astype(np.int64)
+            residuals, classes = logits - prior, CLASS_OF[-in_eighths(prior)].astype(np.int64)
         # Softmax does not see a constant in a context, and the mean of a class is side information that costs nothing.
         residuals = residuals - residuals.mean(axis=-1, keepdims=True)
         count = np.maximum(np.bincount(classes.ravel(), minlength=CLASSES), 1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from fpld.bench.limit import Limit
+from fpld.codecs import decode, encode
 from fpld.errors import InputError
 from fpld.numerics import centre, kl
 from fpld.seeds import derive_key
@@ -106,15 +107,14 @@ def _send(scene: Scene, contender: Contender, bits: float, seed: int) -> _Passed
         )
         logits = scene.logits[node]
         adds += [_seconds(partial(np.add, scratch, logits, out=scratch))[0] for _ in range(2)]
-        seconds, payload = _seconds(partial(contender.codec.encode, logits, plan))
+        seconds, payload = _seconds(partial(encode, contender.codec, logits, plan))
         encodes.append(seconds)
         adds += [_seconds(partial(np.add, scratch, logits, out=scratch))[0] for _ in range(2)]
-        seconds, decoded = _seconds(partial(contender.codec.decode, payload, plan))
+        seconds, decoded = _seconds(partial(decode, contender.codec, payload, plan))
         decodes.append(seconds)
         total += decoded.values
         sent += len(payload)
-    encode, decode, add = median(encodes), median(decodes), median(adds)
-    return _Passed(total, sent, encode, decode, add)
+    return _Passed(total, sent, median(encodes), median(decodes), median(adds))
 
 
 def _seconds(act: Callable[[], T]) -> tuple[float, T]:

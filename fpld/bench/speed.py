@@ -9,14 +9,17 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.bench.contenders import PEERS, Contender, peers
+from fpld import compiled
+from fpld.bench.contenders import Contender, no_peers
 from fpld.bench.scenes import ZIPF
-from fpld.codecs import Adding, Summing, UniformCodec, add_decoded, make_prior
+from fpld.codecs import ArrayPrior, PredictiveCodec, UniformCodec, encode
+from fpld.codecs.prior import in_eighths
 from fpld.errors import InputError
 from fpld.protocol import Aggregator, Budget, Settings
 from fpld.protocol.wire import seal
@@ -29,7 +32,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fpld.codecs.prior import Prior
+    from fpld.bench.contenders import Peers
+    from fpld.codecs import Codec
+    from fpld.codecs.prior import Eighths
 
     Floats32 = npt.NDArray[np.float32]
 
@@ -39,7 +44,7 @@ CLIP = 8.0
 APART = 0.5  # nats
 _ENOUGH = 2.0  # seconds: a codec that would take longer for one node is timed on fewer contexts
 
-__all__ = ["COLUMNS", "PEERS", "Sizes", "contenders", "measure"]
+__all__ = ["COLUMNS", "Sizes", "contenders", "measure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +57,8 @@ class Sizes:
     repeat: int = 5
 
 
-def contenders(nodes: int) -> list[Contender]:
-    """List the package's codecs, the uniform one in NumPy too, and the peers of a checkout."""
+def contenders(nodes: int, peers: Peers = no_peers) -> list[Contender]:
+    """List the registered codecs, the uniform one in NumPy too, and the peers."""
     own = [Contender(name, codecs.get(name)) for name in codecs.names()]
     reference = Contender("uniform (numpy)", UniformCodec(reference=True))
     found = [*own, reference, *(Contender(name, codec) for name, codec in peers(nodes).items())]
@@ -79,28 +84,28 @@ def measure(
     return rows
 
 
-def _scene(sizes: Sizes, rng: np.random.Generator) -> tuple[Floats32, Prior]:
+def _scene(sizes: Sizes, rng: np.random.Generator) -> tuple[Floats32, Eighths]:
     """Draw logits as peaked as a language model's, and a prior that is about as far from them as another node."""
     shape = (sizes.contexts, sizes.vocab)
     ranks = rng.random(shape, np.float32).argsort(axis=1) + 1
     common = 2 * (rng.standard_normal(shape, np.float32) - ZIPF * np.log(ranks, dtype=np.float32))
     logits, other = (common + APART * rng.standard_normal(shape, np.float32) for _ in range(2))
-    return logits, make_prior(other)
+    return logits, in_eighths(other)
 
 
-def _time(item: Contender, bits: float, logits: Floats32, prior: Prior, sizes: Sizes, seed: int) -> list[Row]:
+def _time(item: Contender, bits: float, logits: Floats32, prior: Eighths, sizes: Sizes, seed: int) -> list[Row]:
     some = logits[: max(1, min(len(logits), (1 << 18) // logits.shape[1]))]
     first = _plans(item, bits, prior[: len(some)], sizes, seed)[0]
-    item.codec.encode(some, first)  # compiles, and refuses
-    seconds = _seconds(lambda: item.codec.encode(some, first))
+    encode(item.codec, some, first)  # compiles, and refuses
+    seconds = _seconds(lambda: encode(item.codec, some, first))
     contexts = min(len(logits), max(len(some), int(_ENOUGH / seconds * len(some))))
     part = logits[:contexts]
     plans = _plans(item, bits, prior[:contexts], sizes, seed)
-    payloads = [item.codec.encode(part, plan) for plan in plans[:1]] * len(plans)
+    payloads = [encode(item.codec, part, plan) for plan in plans[:1]] * len(plans)
     frames = [seal(payload, plan, item.codec.code) for payload, plan in zip(payloads, plans, strict=True)]
     work: dict[str, tuple[Callable[[], object], int]] = {
-        "encode": (lambda: item.codec.encode(part, plans[0]), 1),
-        "decode + add": (_adder(item, payloads, plans, part), len(plans)),
+        "encode": (lambda: encode(item.codec, part, plans[0]), 1),
+        "decode + add": (_adder(item.codec, payloads, plans, part), len(plans)),
     }
     if item.name in codecs.names():
         work["round"] = (lambda: _round(item.name, plans, frames), len(plans))
@@ -121,9 +126,9 @@ def _time(item: Contender, bits: float, logits: Floats32, prior: Prior, sizes: S
     ]
 
 
-def _plans(item: Contender, bits: float, prior: Prior, sizes: Sizes, seed: int) -> list[Plan]:
+def _plans(item: Contender, bits: float, prior: Eighths, sizes: Sizes, seed: int) -> list[Plan]:
     common: dict[str, Any] = {"run_key": derive_key(seed), "round": 1, "probe": bytes(32)}
-    predicts = getattr(item.codec, "uses_prior", False)
+    predicts, shared = item.codec.traits.prior, ArrayPrior(prior)
     return [
         Plan(
             **common,
@@ -131,7 +136,7 @@ def _plans(item: Contender, bits: float, prior: Prior, sizes: Sizes, seed: int) 
             # Dither is stratified where nodes agree; a codec that predicts is told so, and here they do not.
             slot=0 if predicts else node,
             slots=1 if predicts else sizes.nodes,
-            prior=prior if predicts else None,
+            prior=shared if predicts else None,
             contexts=len(prior),
             vocab=sizes.vocab,
             bits=bits * sizes.vocab,
@@ -141,18 +146,31 @@ def _plans(item: Contender, bits: float, prior: Prior, sizes: Sizes, seed: int) 
     ]
 
 
-def _adder(item: Contender, payloads: list[bytes], plans: list[Plan], like: Floats32) -> Callable[[], object]:
-    total, rows, codec = np.ones_like(like), range(len(like)), item.codec
-    if isinstance(codec, Summing) and item.name == "predictive":
+def _adder(codec: Codec, payloads: list[bytes], plans: list[Plan], like: Floats32) -> Callable[[], object]:
+    """Return what decodes all nodes and adds them up, in the way that combining takes."""
+    total = np.ones_like(like)
+    if codec == UniformCodec() and compiled.available():
+        from fpld.codecs.uniform import fast  # brings numba along
 
-        def add() -> None:
-            for part in codec.sums(payloads, plans):
-                total[part.rows.start : part.rows.stop] += part.total
+        return lambda: fast.add(payloads, plans, range(len(like)), total)
+    if codec == PredictiveCodec():
+        return partial(_add_predictive, payloads, plans, total)
+    return partial(_add_decoded, codec, payloads, plans, total)
 
-        return add
-    if isinstance(codec, Adding):
-        return lambda: codec.add(payloads, plans, rows, total)
-    return lambda: add_decoded(codec, payloads, plans, rows, total)
+
+def _add_predictive(payloads: list[bytes], plans: list[Plan], total: Floats32) -> None:
+    from fpld.codecs.predictive.adding import add_up  # brings numba along
+
+    for part in add_up(payloads, plans, np.empty(0, np.int64), mixture=False, threads=1):
+        total[part.rows.start : part.rows.stop] += part.total
+
+
+def _add_decoded(codec: Codec, payloads: list[bytes], plans: list[Plan], total: Floats32) -> None:
+    for payload, plan in zip(payloads, plans, strict=True):
+        start = 0
+        for part in codec.reader(payload, plan).blocks():
+            total[start : start + len(part.values)] += part.values
+            start += len(part.values)
 
 
 def _round(name: str, plans: list[Plan], frames: list[bytes]) -> object:

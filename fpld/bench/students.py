@@ -18,11 +18,12 @@ from fpld.bench.scenes import Scene, read_scene
 from fpld.data.fetch import cache_folder
 from fpld.federation.prepare import base_file, prepare
 from fpld.federation.training import one_thread
-from fpld.rules import builtin as combine
+from fpld.rules import MIXTURE, combine
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import write_arrays
 from fpld.storage.folder import RunFolder
 from fpld.students import load
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
     from fpld.config import Config
@@ -89,8 +90,8 @@ def _train(seed: int) -> dict[int, tuple[Array, Array]]:
 
 def _mixture(nodes: list[Student], sequences: Array) -> Array:
     """Average the nodes' probabilities, a few sequences at a time."""
-    parts = []
+    parts, exact = [], np.zeros((1, 1), np.float32)
     for start in range(0, len(sequences), 32):
-        values = np.stack([node.logits(sequences[start : start + 32]) for node in nodes])
-        parts.append(combine.mixture(values, np.zeros_like(values)).astype(np.float32))
+        values = [np.asarray(node.logits(sequences[start : start + 32]), np.float32) for node in nodes]
+        parts.append(combine(MIXTURE, [Decoded(each, exact, exact) for each in values]))
     return np.concatenate(parts)

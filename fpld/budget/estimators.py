@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld import _check
+from fpld.codecs import decode, encode
 from fpld.errors import InputError
 from fpld.numerics import kl
 
@@ -85,8 +86,9 @@ def distortion_weights(decoded: list[Decoded], bits: ArrayLike, vocab: int) -> F
     Up to the factor 1/3 these are the L_i^2 of the remark on heterogeneous clips; factors drop out.
 
     >>> from fpld.types import Decoded
-    >>> distortion_weights([Decoded(np.zeros(1), np.full(1, 0.25)), Decoded(np.zeros(1), np.full(1, 4.0))],
-    ...                    [256.0, 256.0], vocab=256).tolist()
+    >>> none = np.zeros(1)
+    >>> replies = [Decoded(none, np.full(1, variance), none) for variance in (0.25, 4.0)]
+    >>> distortion_weights(replies, [256.0, 256.0], vocab=256).tolist()
     [1.0, 16.0]
     """
     rates = _check.vector("bits", bits, size=len(decoded))
@@ -129,7 +131,7 @@ def loss_curve(codec: Codec, plan: Plan, values: Reals, noise: float) -> Floats:
     for share in (0.5, 0.25):
         fewer = replace(plan, bits=share * plan.bits)
         if fewer.bits >= codec.least_bits(fewer):
-            decoded = codec.decode(codec.encode(values, fewer), fewer).values
+            decoded = decode(codec, encode(codec, values, fewer), fewer).values
             points.append((fewer.bits, noise + float(kl(values, decoded - values).mean())))
     bits, losses = np.array(points).T
     roots, logs = np.sqrt(bits), np.log(np.maximum(losses, 1e-30))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld import _check
-from fpld.bench import SCENES, SYNTHETIC, contenders, draw, measure, read_scene, speed
+from fpld.bench import SCENES, SYNTHETIC, contenders, draw, measure, no_peers, read_peers, read_scene, speed
 from fpld.cli.arguments import numbers
 from fpld.errors import InputError, MissingExtraError
 from fpld.report.figures import save_figure
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     import argparse
 
     from fpld.bench import Left, Scene
+    from fpld.bench.contenders import Peers
     from fpld.cli.output import Output, Row
 
 HELP = "accuracy per bit and speed of codecs, side by side"
 EPILOG = """\
 Each codec sends the same logits of K nodes within the same bits per coordinate, headers included. kl is from the
 softmax of the nodes' mean logits to that of the mean of what is decoded; speeds are over that of numpy's acc += x.
-Codecs that cannot meet a budget are left out of it. From a checkout, the peers in benchmarks/peers take part.
+Codecs that cannot meet a budget are left out of it. --peers adds codecs to compare with: in a checkout,
+benchmarks.peers has what others do.
 Writes bench-codecs.csv, .png and .svg into the output folder.
 
 speed times one thread at V = 32000 and m = 512: encode, decode + add of several nodes, and a whole round at the
@@ -31,6 +33,7 @@ aggregator (check, spool, combine), each in turn with acc += x; medians of proce
 fewer contexts. Writes bench-speed.csv. Examples:
 
   fpld bench codecs --scene gaussian zipf --bits 0.1,1.25,2,4
+  fpld bench codecs --peers benchmarks.peers
   fpld bench speed --codec uniform float32 --bits 1,2.37,4,32
 """
 NAME = "bench-codecs"
@@ -57,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"for {what}: {','.join(f'{bits:g}' for bits in listed)}" for what, listed in BITS.items()),
     )
     parser.add_argument("--codec", nargs="+", metavar="NAME", help="speed: of these only (default: all that there are)")
+    parser.add_argument("--peers", metavar="MODULE", help="a module with a function peers(nodes): more codecs by name")
     for name, default in (("contexts", 512), ("vocab", 32_000), ("nodes", 8), ("repeat", 5)):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"speed: (default: {default})")
     parser.add_argument(
@@ -81,7 +85,7 @@ def _speed(arguments: argparse.Namespace, budgets: list[float], output: Output) 
             for name in ("contexts", "vocab", "nodes", "repeat")
         )
     )
-    listed = speed.contenders(sizes.nodes)
+    listed = speed.contenders(sizes.nodes, _peers(arguments))
     names = [item.name for item in listed]
     for name in arguments.codec or []:
         if name not in names:
@@ -110,7 +114,7 @@ def _codecs(arguments: argparse.Namespace, budgets: list[float], output: Output)
     rows: list[Row] = []
     left: list[Left] = []
     for make in scenes:
-        found, missed = _one(make(), budgets, arguments.seed, output)
+        found, missed = _one(make(), budgets, arguments, output)
         rows += found
         left += missed
     if not rows:
@@ -122,10 +126,16 @@ def _codecs(arguments: argparse.Namespace, budgets: list[float], output: Output)
     return 0
 
 
-def _one(scene: Scene, budgets: list[float], seed: int, output: Output) -> tuple[list[Row], list[Left]]:
-    listed = contenders(scene)
+def _peers(arguments: argparse.Namespace) -> Peers:
+    return read_peers(arguments.peers) if arguments.peers else no_peers
+
+
+def _one(
+    scene: Scene, budgets: list[float], arguments: argparse.Namespace, output: Output
+) -> tuple[list[Row], list[Left]]:
+    listed = contenders(scene, _peers(arguments))
     with output.progress(f"codecs on {scene.name}", len(listed) * len(budgets)) as tick:
-        return measure(scene, listed, budgets, seed, tick)
+        return measure(scene, listed, budgets, arguments.seed, tick)
 
 
 def _reasons(left: list[Left]) -> dict[str, str]:

@@ -1,21 +1,25 @@
 """Codecs: logits to bytes within a budget, and back."""
 
-from fpld.codecs.base import Adding, Codec, Summing, add_decoded, check, decode_blocks, encode_blocks
+from fpld.codecs.base import Codec, Reader, Traits, decode, encode
+from fpld.codecs.blocks import SeekReader, joined, recut
 from fpld.codecs.float32 import Float32Codec
 from fpld.codecs.predictive.codec import PredictiveCodec
-from fpld.codecs.prior import make_prior
+from fpld.codecs.prior import ArrayPrior, Prior, make_prior
 from fpld.codecs.uniform.codec import UniformCodec
 
 __all__ = [
-    "Adding",
+    "ArrayPrior",
     "Codec",
     "Float32Codec",
     "PredictiveCodec",
-    "Summing",
+    "Prior",
+    "Reader",
+    "SeekReader",
+    "Traits",
     "UniformCodec",
-    "add_decoded",
-    "check",
-    "decode_blocks",
-    "encode_blocks",
+    "decode",
+    "encode",
+    "joined",
     "make_prior",
+    "recut",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -13,7 +14,26 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fpld.types import Decoded, Floats, Plan, Reals
+    from fpld.types import Decoded, Plan, Reals
+
+Learnt = np.ndarray[Any, np.dtype[np.uint16]]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Say what a codec is and needs.
+
+    `prior`: it codes against `Plan.prior`. `dither`: it takes part in stratified dither (`Plan.slot`, `Plan.slots`).
+    `seeks`: a reader may begin at any context at no cost, and several threads may read from it. `refines`: it codes any
+    real numbers, so residuals to an earlier reconstruction too. `sparse`: what it decodes is the prior plus a change in
+    a few coordinates.
+    """
+
+    prior: bool = False
+    dither: bool = False
+    seeks: bool = False
+    refines: bool = True
+    sparse: bool = False
 
 
 class Codec(Protocol):
@@ -28,157 +48,66 @@ class Codec(Protocol):
         """Return the codec's number in the frame header."""
         ...
 
+    @property
+    def traits(self) -> Traits:
+        """Return what the codec is and needs."""
+        ...
+
     def least_bits(self, plan: Plan) -> float:
         """Return the least budget, in bits per probe context, that the codec works with under this plan."""
         ...
 
-    def encode(self, logits: Reals, plan: Plan) -> bytes:
-        """Return a payload of at most `plan.budget_bytes`, whatever the logits; refuse NaN and infinities."""
+    def encode(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
+        """Encode consecutive blocks of contexts into one payload of at most `plan.budget_bytes`, whatever the logits.
+
+        NaN and infinities are refused. How the contexts are cut into blocks does not change the bytes.
+        """
         ...
 
-    def decode(
-        self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
-    ) -> Decoded:
-        """Return values and variance of the contexts in `rows` (all by default); never trust the bytes."""
-        ...
-
-
-@runtime_checkable
-class Sequential(Protocol):
-    """A codec that can only decode from the start: it gives consecutive blocks in one pass."""
-
-    def stream(
-        self, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range], dtype: npt.DTypeLike = np.float32
-    ) -> Iterator[Decoded]:
-        """Decode blocks that follow each other, from the first context on."""
+    def reader(self, payload: bytes | memoryview, plan: Plan) -> Reader:
+        """Return what reads a payload back; it never trusts the bytes."""
         ...
 
 
-@runtime_checkable
-class Streaming(Protocol):
-    """A codec that can encode logits block by block, as a model makes them."""
+class Reader(Protocol):
+    """Read one payload; `Codec.reader`, `check` and `blocks` raise `FrameError` for bytes that no encoder writes."""
 
-    def encode_blocks(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
-        """Return the payload of blocks that hold all contexts in order."""
+    @property
+    def learnt(self) -> Learnt | None:
+        """Return what the codec has learnt from the payload, for `Plan.learnt` of the next round; after `check`."""
         ...
 
+    def check(self) -> None:
+        """Refuse an unsound payload, for less than decoding costs: after this nothing in it can fail."""
+        ...
 
-@runtime_checkable
-class Adding(Protocol):
-    """A codec that can decode several nodes and add them up in one pass."""
+    def blocks(self, ranges: Sequence[range] | None = None) -> Iterator[Decoded]:
+        """Decode consecutive ranges of contexts, or all contexts in blocks of the codec's own.
 
-    def add(
-        self,
-        payloads: Sequence[bytes | memoryview],
-        plans: Sequence[Plan],
-        rows: range,
-        total: npt.NDArray[np.float32],
-        noise: Floats | None = None,
-        weights: Floats | None = None,
-    ) -> Floats:
-        """Add every node's values of the contexts in `rows` to `total` [n, V], in order; return their summed variances.
-
-        `noise` [k, V] takes the sum of the variances of the first k contexts. With `weights` [n, V], a value counts by
-        the inverse of its variance, and `weights` takes the sum of those.
+        The first range begins with the first context, unless the codec seeks. What is decoded is the caller's to keep.
         """
         ...
 
 
-class Sum(NamedTuple):
-    """A block of contexts: the nodes' values (or probabilities) added up, each node's summed variance, and a sample.
-
-    The sample is every node's values and variances [K, n, V] on the block's first n contexts.
-    """
-
-    rows: range
-    total: npt.NDArray[np.floating[Any]]
-    noise: Floats
-    values: npt.NDArray[np.float32]
-    variance: npt.NDArray[np.float32]
+def encode(codec: Codec, logits: Reals, plan: Plan) -> bytes:
+    """Encode an array [m, V] of logits."""
+    return codec.encode([_check.shape(logits, plan.shape)], plan)
 
 
-@runtime_checkable
-class Summing(Protocol):
-    """A codec that can only decode from the start, but adds up nodes that share a prior faster than it decodes them."""
-
-    def sums(
-        self,
-        payloads: Sequence[bytes | memoryview],
-        plans: Sequence[Plan],
-        *,
-        sample: int = 0,
-        mixture: bool = False,
-        threads: int = 1,
-    ) -> Iterator[Sum]:
-        """Add up all nodes' values, or for a mixture their probabilities, block by block, in the order of the nodes.
-
-        About `sample` coordinates of every node are given as well.
-        """
-        ...
-
-
-_LEAST_VARIANCE = 1e-30  # what has less counts as exact
-
-
-def add_decoded(
+def decode(
     codec: Codec,
-    payloads: Sequence[bytes | memoryview],
-    plans: Sequence[Plan],
-    rows: range,
-    total: npt.NDArray[np.float32],
-    noise: Floats | None = None,
-    weights: Floats | None = None,
-) -> Floats:
-    """Do as `Adding.add` with any codec, by decoding node by node."""
-    noise_of = np.zeros(len(plans))
-    for k, (payload, plan) in enumerate(zip(payloads, plans, strict=True)):
-        values, variance = codec.decode(payload, plan, rows)
-        variance = np.asarray(variance, np.float64)
-        noise_of[k] = float(np.broadcast_to(variance, values.shape).sum())
-        if noise is not None:
-            noise += np.broadcast_to(variance, values.shape)[: len(noise)]
-        if weights is None:
-            total += values
-        else:
-            weight = 1.0 / np.maximum(variance, _LEAST_VARIANCE)
-            weights += weight
-            total += values * weight
-    return noise_of
+    payload: bytes | memoryview,
+    plan: Plan,
+    rows: range | None = None,
+    dtype: npt.DTypeLike = np.float32,
+) -> Decoded:
+    """Decode the contexts in `rows` (all by default) as one block, whose first fields have `dtype`.
 
-
-def encode_blocks(codec: Codec, blocks: Iterable[Reals], plan: Plan) -> bytes:
-    """Encode logits that come block by block; a codec that needs all of them at once gets them in float32."""
-    if isinstance(codec, Streaming):
-        return codec.encode_blocks(blocks, plan)
-    whole, start = np.empty(plan.shape, np.float32), 0
-    for block in blocks:
-        part = _check.block(block, plan.shape, start)
-        whole[start : start + len(part)] = part
-        start += len(part)
-    _check.all_rows(start, plan.contexts)
-    return codec.encode(whole, plan)
-
-
-@runtime_checkable
-class Learning(Protocol):
-    """A codec that learns as it goes, and can begin the next round with what it has learnt (`Plan.tables`)."""
-
-    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
-        """Refuse an unsound payload, for less than decoding costs; return the tables that it ends with, if any."""
-        ...
-
-
-def check(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Any:
-    """Refuse an unsound payload: after this nothing in it can fail; return what the codec has learnt from it."""
-    if isinstance(codec, Learning):
-        return codec.check(payload, plan)
-    for _ in decode_blocks(codec, payload, plan, blocks):
-        pass
-    return None
-
-
-def decode_blocks(codec: Codec, payload: bytes | memoryview, plan: Plan, blocks: Sequence[range]) -> Iterator[Decoded]:
-    """Decode all contexts block by block, in the way that suits the codec; the cost is that of one pass."""
-    if isinstance(codec, Sequential):
-        return codec.stream(payload, plan, blocks)
-    return (codec.decode(payload, plan, rows) for rows in blocks)
+    A codec that cannot seek decodes all contexts for it.
+    """
+    rows = range(plan.contexts) if rows is None else _check.rows(rows, plan.contexts)
+    before = [] if codec.traits.seeks or rows.start == 0 else [range(rows.start)]
+    after = [] if codec.traits.seeks or rows.stop == plan.contexts else [range(rows.stop, plan.contexts)]
+    decoded = list(codec.reader(payload, plan).blocks([*before, rows, *after]))[len(before)]
+    values, variance, bias = (part.astype(dtype, copy=False) for part in decoded[:3])
+    return decoded._replace(values=values, variance=variance, bias=bias)

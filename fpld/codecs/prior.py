@@ -1,11 +1,12 @@
 """The prior: a prediction of the logits that both ends hold exactly, as log-probabilities in eighths of a nat.
 
-Whatever a decoder needs of it goes by these integers, so a table with a place for each of them says it all.
+Whatever a decoder needs of it goes by these integers, so an array with a place for each of them says it all.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,29 +21,72 @@ LOG_PRIOR = -np.arange(-LEAST_PRIOR + 1) / EIGHTHS  # what each integer -i stand
 CLASSES = 48  # of tokens, half a nat of the prior each: the coder learns each by itself
 CLASS_OF = np.minimum(np.arange(-LEAST_PRIOR + 1) // (EIGHTHS // 2), CLASSES - 1).astype(np.uint8)
 
-Prior = np.ndarray[Any, np.dtype[np.int16]]
+Eighths = np.ndarray[Any, np.dtype[np.int16]]
 
 
-def make_prior(logits: Reals) -> Prior:
-    """Turn a model's logits [m, V] into a prior.
+class Prior(Protocol):
+    """Predict the logits [m, V] of a probe set, the same integers at both ends."""
 
-    >>> make_prior(np.log(np.array([[0.5, 0.25, 0.25]]))).tolist()
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape [m, V]."""
+        ...
+
+    def block(self, rows: range) -> Eighths:
+        """Return the prediction of some contexts, [n, V]: log-probabilities in eighths of a nat, from -320 to 0."""
+        ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ArrayPrior:
+    """Hold a whole prior as an array [m, V] of int16.
+
+    >>> ArrayPrior(np.zeros((2, 3), np.int16)).block(range(1, 2)).tolist()
+    [[0, 0, 0]]
+    """
+
+    array: Eighths
+
+    def __post_init__(self) -> None:
+        array = self.array
+        if array.dtype != np.int16 or array.ndim != 2 or array.size == 0:
+            raise InputError(f"prior must be int16 of shape (contexts, vocab), got {array.dtype} {array.shape}")
+        if array.max() > 0 or array.min() < LEAST_PRIOR:
+            raise InputError(f"prior must lie in {LEAST_PRIOR}..0, eighths of a nat, got {array.min()}..{array.max()}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape [m, V]."""
+        contexts, vocab = self.array.shape
+        return contexts, vocab
+
+    def block(self, rows: range) -> Eighths:
+        """Return the prediction of some contexts, not a copy."""
+        return self.array[rows.start : rows.stop]
+
+
+def in_eighths(logits: Reals) -> Eighths:
+    """Return log-probabilities of a model's logits [m, V], in eighths of a nat.
+
+    >>> in_eighths(np.log(np.array([[0.5, 0.25, 0.25]]))).tolist()
     [[-6, -11, -11]]
     """
     values = np.asarray(logits, np.float64)
     values = values - values.max(axis=-1, keepdims=True)
     values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
-    prior: Prior = np.clip(np.rint(EIGHTHS * values), LEAST_PRIOR, 0).astype(np.int16)
-    return prior
+    eighths: Eighths = np.clip(np.rint(EIGHTHS * values), LEAST_PRIOR, 0).astype(np.int16)
+    return eighths
 
 
-def checked(plan: Plan) -> Prior | None:
-    """Return the plan's prior, if it has one, and only a sound one."""
-    prior = plan.prior
-    if prior is None:
+def make_prior(logits: Reals) -> ArrayPrior:
+    """Turn a model's logits [m, V] into a prior."""
+    return ArrayPrior(in_eighths(logits))
+
+
+def whole_prior(plan: Plan) -> Eighths | None:
+    """Return all of the plan's prior, if it has one; refuse one of another shape."""
+    if plan.prior is None:
         return None
-    if prior.shape != plan.shape or prior.dtype != np.int16:
-        raise InputError(f"prior must be int16 of shape {plan.shape}, got {prior.dtype} {prior.shape}")
-    if prior.max() > 0 or prior.min() < LEAST_PRIOR:
-        raise InputError(f"prior must lie in {LEAST_PRIOR}..0, eighths of a nat")
-    return prior
+    if tuple(plan.prior.shape) != plan.shape:
+        raise InputError(f"prior must have the plan's shape {plan.shape}, got {tuple(plan.prior.shape)}")
+    return plan.prior.block(range(plan.contexts))

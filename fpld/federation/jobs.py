@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
-from fpld.codecs import make_prior
+from fpld.codecs.prior import in_eighths
 from fpld.data import ProbeSet
 from fpld.errors import InputError
 from fpld.federation.site import work
@@ -62,7 +62,7 @@ def predict(base: str, kind: str, state: Arrays, probe: str) -> np.ndarray[Any, 
     one_thread(kind)
     student, contexts = students.load(base), ProbeSet.load(probe)
     student.load_state(state)
-    return np.concatenate([make_prior(block) for block in student.logit_blocks(contexts.sequences)])
+    return np.concatenate([in_eighths(block) for block in student.logit_blocks(contexts.sequences)])
 
 
 def finetune(

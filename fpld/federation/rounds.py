@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from fpld import students
+from fpld.codecs import ArrayPrior
 from fpld.errors import InputError, QuorumError
 from fpld.federation import jobs
 from fpld.federation.prepare import base_file, student_options
@@ -241,15 +242,13 @@ class Federation:
     def _say(self, text: str) -> None:
         self.report(f"round {self.aggregator.round}: {text}")
 
-    def _prior(self, pool: Executor) -> np.ndarray[Any, np.dtype[np.int16]] | None:
+    def _prior(self, pool: Executor) -> ArrayPrior | None:
         """Return the last student's prediction of the probe set, if the codec codes against one."""
-        if not getattr(codecs.get(self.config.codec.name), "uses_prior", False):
+        if not codecs.get(self.config.codec.name).traits.prior:
             return None
         base, kind = str(self.run.path / base_file(self.config, None)), self.config.student["kind"]
-        prior: np.ndarray[Any, np.dtype[np.int16]] = pool.submit(
-            jobs.predict, base, kind, self.student, str(self.run.path / "probe.json")
-        ).result()
-        return prior
+        predicted = pool.submit(jobs.predict, base, kind, self.student, str(self.run.path / "probe.json")).result()
+        return ArrayPrior(predicted)
 
     def outcome(self) -> Outcome:
         """Return the result so far."""

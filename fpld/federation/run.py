@@ -19,6 +19,7 @@ from fpld.federation.baselines import BASELINES
 from fpld.federation.jobs import make_pool
 from fpld.federation.prepare import base_file, prepare
 from fpld.federation.rounds import Federation, Outcome, evaluation, float32_variant
+from fpld.registry import codecs
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Counting(Executor):
 def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
-    federation = rounds * (nodes + 2 + config.codec.name.startswith("predictive"))
+    federation = rounds * (nodes + 2 + codecs.get(config.codec.name).traits.prior)
     each = {"alone": 2 * nodes, "pooled": 2, "fedavg": rounds * nodes + 1, "float32": federation}
     return 1 + federation + sum(each[name] for name in config.baselines.methods)
 

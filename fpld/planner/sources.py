@@ -155,7 +155,7 @@ def _weights(known: Known, line: Line) -> list[float] | None:
     if len(noise) < len(known.sites) or min(noise) <= 0 or not all(site.ranged for site in known.sites):
         return None
     bits = known.vocab * known.paper_bits(np.array(line.bits_allotted) * known.vocab)
-    replies = [Decoded(np.zeros(1), np.full(1, value)) for value in noise]
+    replies = [Decoded(np.zeros(1), np.full(1, value), np.zeros(1)) for value in noise]
     return [float(weight) for weight in distortion_weights(replies, bits, known.vocab)]
 
 

@@ -6,7 +6,8 @@ refinement codes against the node's own reconstruction.
 """
 
 from fpld.budget.policy import Budget
-from fpld.protocol.aggregator import Aggregator, Combined, Receipt, Settings
+from fpld.protocol.aggregator import Aggregator, Receipt, Settings
+from fpld.protocol.combine import Combined
 from fpld.protocol.messages import Task
 from fpld.protocol.node import Node
 

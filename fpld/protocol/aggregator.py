@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs import check
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
-from fpld.numerics import split
-from fpld.protocol.combining import Replies
+from fpld.protocol.combine import Combined, combine
 from fpld.protocol.learning import Learner, Observer
 from fpld.protocol.messages import Against, Broadcast, Task
+from fpld.protocol.replies import Replies
 from fpld.protocol.spool import MEMORY, Spool
 from fpld.protocol.wire import OVERHEAD, payload_of, unseal
 from fpld.registry import codecs, rules
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fpld.budget.policy import Budget
+    from fpld.codecs import Prior
     from fpld.types import Floats
 
 
@@ -59,15 +59,6 @@ class Receipt(NamedTuple):
     node: int
     verdict: str
     reason: str = ""
-
-
-class Combined(NamedTuple):
-    """The result of a round: target logits [m, V], and what a person wants to know about it."""
-
-    target: np.ndarray[Any, np.dtype[np.float32]]
-    nodes: list[int]
-    upper: float
-    lower: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +134,7 @@ class Aggregator:
         self,
         broadcast: Broadcast,
         arrays: dict[str, np.ndarray[Any, Any]],
-        prior: np.ndarray[Any, np.dtype[np.int16]] | None = None,
+        prior: Prior | None = None,
     ) -> dict[int, Task]:
         """Begin the next round: return a task for each node; `prior` is what a predictive codec codes against."""
         self._step("open")
@@ -165,7 +156,7 @@ class Aggregator:
                 slot=node if stratified else 0,
                 slots=len(s.names) if stratified else 1,
                 prior=prior,
-                tables=self._learner.tables,
+                learnt=self._learner.tables,
             )
             for node in range(len(s.names))
         }
@@ -200,11 +191,10 @@ class Aggregator:
         own = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
         payloads = [payload_of(self._spool.get(node)) for node in nodes]
         observer = Observer(self._learner, nodes, plans)
-        sums = Replies(codec, rules.get(s.rule), payloads, plans, own).combine(observer, s.threads)
-        observer.close(codec, sums)
+        combined = combine(Replies(codec, rules.get(s.rule), payloads, plans, own), observer, s.threads)
+        observer.close(codec, combined)
         self._learner.learn_tables(self._learnt)
-        lower, upper = sums.bracket
-        return Combined(sums.target, nodes, float(upper), float(lower))
+        return combined
 
     def distilled(self) -> bool:
         """End the round; say whether it was the last."""
@@ -258,9 +248,10 @@ class Aggregator:
         """Check a frame once, so that after acceptance nothing can fail."""
         plan, codec = self._plans[node], codecs.get(self.settings.codec)
         payload = unseal(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
-        learnt = check(codec, payload, plan, split(plan.contexts, plan.vocab))
-        if learnt is not None:
-            self._learnt[node] = learnt
+        reader = codec.reader(payload, plan)
+        reader.check()
+        if reader.learnt is not None:
+            self._learnt[node] = reader.learnt
 
     def _reconstruction(self, node: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the sum of what a node has sent so far: what it codes against."""

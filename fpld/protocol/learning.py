@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.budget.estimators import Agreement, Moments, loss_curve
-from fpld.codecs.prior import EIGHTHS
+from fpld.codecs.prior import EIGHTHS, ArrayPrior
 from fpld.numerics import softmax
 
 if TYPE_CHECKING:
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from fpld.budget.policy import Budget
     from fpld.codecs import Codec
-    from fpld.protocol.combining import Sample, Sums
+    from fpld.protocol.combine import Combined
+    from fpld.protocol.replies import Sample
     from fpld.types import Floats, Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -59,9 +60,8 @@ class Observer:
 
     def __init__(self, learner: Learner, nodes: Sequence[int], plans: Sequence[Plan]) -> None:
         self.learner, self.nodes, self.plans = learner, list(nodes), plans
-        self.prior = plans[0].prior
         self.curves = learner.budget.estimator == "curves"
-        self.samples = self.prior is not None or self.curves
+        self.samples = plans[0].prior is not None or self.curves
         self.squares = learner.budget.estimator == "second-moment"
         self.felt = np.zeros(len(plans))
         self.agreement = Agreement()
@@ -73,25 +73,25 @@ class Observer:
             self.seen.append(sample)
             for k, (values, variance) in enumerate(zip(sample.values, sample.variance, strict=True)):
                 self.felt[k] += float((softmax(values) * variance).sum()) / 2
-        if self.prior is not None:
-            prior = self.prior[sample.rows.start : sample.rows.stop] / np.float32(EIGHTHS)
+        if sample.prior is not None:
+            prior = sample.prior / np.float32(EIGHTHS)
             self.agreement.add(sample.values - prior, sample.variance, sample.combined)
 
-    def close(self, codec: Codec, sums: Sums) -> None:
+    def close(self, codec: Codec, combined: Combined) -> None:
         """Hand over what the round has shown."""
         learner, budget = self.learner, self.learner.budget
-        coordinates = sums.target.size
+        coordinates = combined.target.size
         learner.agree = self.agreement.reached
         learner.noise = np.zeros(learner.nodes)
-        learner.noise[self.nodes] = sums.noise / coordinates
+        learner.noise[self.nodes] = combined.noise / coordinates
         if self.squares:
-            squares = zip(self.nodes, sums.squares, strict=True)
+            squares = zip(self.nodes, combined.squares, strict=True)
             learner.moments = learner.moments.add({node: (float(square), coordinates) for node, square in squares})
             if (learner.moments.count > 0).all():
                 learner.estimate = learner.moments.weights()
         if budget.estimator == "distortion":
             bits = np.array([plan.bits for plan in self.plans])
-            found = sums.noise / coordinates * np.exp2(2 * bits / self.plans[0].vocab)
+            found = combined.noise / coordinates * np.exp2(2 * bits / self.plans[0].vocab)
             self._keep(found, np.ones(learner.nodes))
         if self.curves:
             curves = np.array([self._curve(codec, k) for k in range(len(self.nodes))])
@@ -105,8 +105,7 @@ class Observer:
 
     def _curve(self, codec: Codec, k: int) -> Floats:
         values = np.concatenate([sample.values[k] for sample in self.seen])
-        prior = None
-        if self.prior is not None:
-            prior = np.concatenate([self.prior[sample.rows.start : sample.rows.stop] for sample in self.seen])
+        priors = [sample.prior for sample in self.seen if sample.prior is not None]
+        prior = ArrayPrior(np.concatenate(priors)) if priors else None
         plan = replace(self.plans[k], contexts=len(values), prior=prior)
         return loss_curve(codec, plan, values, float(self.felt[k]) / len(values))

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from fpld.codecs.prior import ArrayPrior
 from fpld.errors import InputError
 from fpld.storage.arrays import dump_arrays, parse_arrays
 from fpld.types import Plan
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 Against = Literal["nothing", "own"]
 Broadcast = Literal["none", "weights", "logits"]
-FORMAT = "fpld-task-1"
-PLAN_ARRAYS = ("prior", "tables")  # of a plan, that travel among the task's arrays as "plan.prior" and so on
+FORMAT = "fpld-task-2"
+PLAN_ARRAYS = ("prior", "learnt")  # of a plan, that travel among the task's arrays as "plan.prior" and so on
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -43,7 +44,8 @@ class Task:
         """Serialize, the same for the same task."""
         named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
         plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
-        own = {f"plan.{name}": getattr(self.plan, name) for name in PLAN_ARRAYS}
+        prior = None if self.plan.prior is None else self.plan.prior.block(range(self.plan.contexts))
+        own = {"plan.prior": prior, "plan.learnt": self.plan.learnt}
         arrays = self.arrays | {name: array for name, array in own.items() if array is not None}
         head = {"plan": plan, "codec": self.codec, "against": self.against, "broadcast": self.broadcast}
         return dump_arrays(arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
@@ -59,7 +61,9 @@ class Task:
             known = dict(head.pop("plan"))
             for name in ("run_key", "probe"):
                 known[name] = bytes.fromhex(known[name])
-            known.update({name: arrays.pop(f"plan.{name}", None) for name in PLAN_ARRAYS})
+            prior = arrays.pop("plan.prior", None)
+            known["prior"] = None if prior is None else ArrayPrior(prior)
+            known["learnt"] = arrays.pop("plan.learnt", None)
             task = cls(Plan(**known), arrays=arrays, **head)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"task: must hold a sound plan, but {error}") from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import _check
-from fpld.codecs import encode_blocks
+from fpld.codecs import decode
 from fpld.errors import InputError, ProtocolError
 from fpld.numerics import centre
 from fpld.protocol.messages import Task, digest
@@ -82,11 +82,11 @@ class Node:
             raise ProtocolError(f"logits for round {task.plan.round} while {self.phase.value} in round {self.round}")
         codec, plan = codecs.get(task.codec), task.plan
         base = self.reconstruction if task.against == "own" else None
-        payload = encode_blocks(codec, _centred(logits, plan, base), plan)
+        payload = codec.encode(_centred(logits, plan, base), plan)
         frame = seal(payload, plan, codec.code, key=key)
         reconstruction = None
         if task.against == "own":
-            sent = codec.decode(unseal(frame, plan, codec.code, key=key), plan).values.astype(np.float32)
+            sent = decode(codec, unseal(frame, plan, codec.code, key=key), plan).values.astype(np.float32, copy=False)
             reconstruction = sent if base is None else base + sent
         return replace(self, phase=Phase.ANSWERED, frame=frame, reconstruction=reconstruction), frame
 

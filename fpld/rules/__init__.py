@@ -1,1 +1,14 @@
-"""Rules: how the nodes' decoded logits become one."""
+"""Rules: how the nodes' decoded logits become one.
+
+`MEAN` is the paper's. `PRECISION` weighs by inverse variance and is the best linear unbiased rule when nodes
+agree but their budgets differ. `MIXTURE` averages probabilities, which suits nodes that differ. `TRIMMED` and
+`MEDIAN` bound what a few bad nodes can do; they need the logits centred alike at every node, since a constant that
+one node adds moves the others' order.
+"""
+
+from fpld.rules.averages import MEAN, PRECISION
+from fpld.rules.base import Accumulator, Rule, combine
+from fpld.rules.mixture import MIXTURE
+from fpld.rules.robust import MEDIAN, TRIMMED
+
+__all__ = ["MEAN", "MEDIAN", "MIXTURE", "PRECISION", "TRIMMED", "Accumulator", "Rule", "combine"]

@@ -1,10 +1,8 @@
-"""The mixture rule in loops: what `fpld.rules.builtin.mixture` does node by node, at a fraction of the cost.
+"""The mixture rule in loops: what `fpld.rules.mixture` does node by node, at a fraction of the cost.
 
 Every inner loop runs over contiguous float32 numbers and vectorises. Sums go over a fixed number of lanes, so they do
 not depend on the machine's vectors, nor on how contexts are cut into blocks.
 """
-
-import math
 
 import numpy as np
 from numba import float32, int32, uint64
@@ -12,8 +10,6 @@ from numba import float32, int32, uint64
 from fpld.compiled import kernel
 
 LANES = 1024
-RUN = 128  # coordinates that are looked at together: do they have one variance?
-KINDS = 256  # variances whose factor is remembered
 _LOWEST = -87.0  # below, exp is not a normal float32: taken as exp(-87), which is nothing beside 1
 _MAGNITUDE = 0x7FFFFFFF
 
@@ -58,65 +54,28 @@ def _exponentials(logits, row, start, n, high, lanes):
 
 
 @kernel
-def _log_factor(variance):
-    """Return log(sinh(h) / h) for half a step h, as `fpld.rules.builtin` has it."""
-    half = math.sqrt(3.0 * variance)
-    return half * half / 6 if half < 1e-3 else half + math.log(-math.expm1(-2 * half) / (2 * half))
+def _unbiased(values, bias, out):
+    """Take a context's bias [1 or V] out of its values."""
+    if bias.size == 1:
+        shift = bias[0]
+        for j in range(out.size):
+            out[j] = values[j] - shift
+    else:
+        for j in range(out.size):
+            out[j] = values[j] - bias[j]
 
 
 @kernel
-def _all_are(values, start, n, value):
-    bits, differing = np.float32(value).view(np.int32), int32(0)
-    for j in range(n):
-        differing |= int32(np.float32(values[start + j]).view(np.int32) ^ bits)
-    return differing == 0
-
-
-@kernel
-def _shift(logits, start, n, factor, out):
-    for j in range(n):
-        out[start + j] = logits[start + j] - factor
-
-
-@kernel
-def _unbiased(logits, variance, known, factors, out):
-    """Take the error's mean factor out. Variances come in runs; `known` ones, and their `factors`, are kept."""
-    factor, vocab = _known(variance[0], known, factors), out.size
-    if variance.size == 1:
-        _shift(logits, uint64(0), uint64(vocab), factor, out)
-        return
-    last = variance[0]
-    for c in range(0, vocab, RUN):
-        n = min(RUN, vocab - c)
-        if _all_are(variance, uint64(c), uint64(n), last):
-            _shift(logits, uint64(c), uint64(n), factor, out)
-            continue
-        for v in range(c, c + n):
-            if variance[v] != last:
-                last, factor = variance[v], _known(variance[v], known, factors)
-            out[v] = logits[v] - factor
-
-
-@kernel
-def _known(variance, known, factors):
-    place = uint64(np.float32(variance).view(np.uint32) * uint64(0x9E3779B9)) >> uint64(16) & uint64(KINDS - 1)
-    if known[place] != variance:
-        known[place], factors[place] = variance, float32(_log_factor(float(variance)))
-    return factors[place]
-
-
-@kernel
-def add(values, variance, small, total, top):
-    """Add a node's probabilities [rows, V] to `total`; the variance of its logits is [rows, 1 or V].
+def add(values, bias, small, total, top):
+    """Add a node's probabilities [rows, V] to `total`; the bias of its logits is [1 or rows, 1 or V].
 
     `top` takes the largest logarithm, but only in contexts where some probability is below exp(`small`): what is larger
     can be read off the sum.
     """
     vocab = values.shape[1]
     logits, row, lanes = np.empty(vocab, np.float32), np.empty(vocab, np.float32), np.empty(LANES, np.float32)
-    known, factors = np.full(KINDS, -1, np.float32), np.empty(KINDS, np.float32)
     for r in range(values.shape[0]):
-        _unbiased(values[r], variance[r], known, factors, logits)
+        _unbiased(values[r], bias[min(r, bias.shape[0] - 1)], logits)
         least, most = _extremes(logits)
         lanes[:] = 0
         for c in range(0, vocab, LANES):

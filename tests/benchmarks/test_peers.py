@@ -1,4 +1,4 @@
-"""The peers keep the contract of a codec, one row for each, and do what their papers say."""
+"""The peers do what their papers say; that they keep the contract of a codec is in test_codecs.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks.peers import peers
@@ -16,11 +14,10 @@ from benchmarks.peers.eden import EdenCodec
 from benchmarks.peers.softlabel import SoftLabelCodec
 from benchmarks.peers.stochastic import StochasticCodec
 from benchmarks.peers.topk import TopKCodec
-from fpld import BudgetError, Codec, FrameError, InputError
-from fpld.numerics import centre, kl
-from tests.helpers import ADVERSARIAL, make_plan
+from fpld import Codec, InputError, decode, encode
+from fpld.numerics import centre
+from tests.helpers import make_plan
 
-PEERS = [pytest.param(codec, id=name) for name, codec in peers(4).items()]
 UNBIASED = [
     pytest.param(StochasticCodec(), id="stochastic"),
     pytest.param(CorrelatedCodec(nodes=4), id="correlated"),
@@ -33,88 +30,11 @@ def logits(shape: tuple[int, int], seed: int = 0) -> np.ndarray[tuple[int, ...],
     return np.random.default_rng(seed).uniform(-3, 3, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("codec", PEERS)
-def test_a_rich_budget_gives_the_distribution_back(codec: Codec) -> None:
-    plan = make_plan(bits=RICH, clip=None)
-    values = logits(plan.shape) + 20
-    decoded, variance = codec.decode(codec.encode(values, plan), plan)
-    assert decoded.dtype == np.float32
-    assert decoded.shape == np.broadcast_shapes(decoded.shape, variance.shape) == plan.shape
-    assert (variance >= 0).all()
-    assert kl(values, decoded - values).max() < 0.02
-
-
-@pytest.mark.parametrize("codec", PEERS)
-def test_a_block_is_that_part_of_the_whole(codec: Codec) -> None:
-    plan = make_plan(contexts=23, bits=RICH)
-    payload = codec.encode(logits(plan.shape), plan)
-    values, variance = codec.decode(payload, plan)
-    for start in range(23):
-        part = codec.decode(payload, plan, rows=range(start, min(start + 4, 23)))
-        assert np.allclose(part.values, values[start : start + 4], atol=1e-6)
-        assert np.allclose(part.variance, variance[start : start + 4], atol=1e-6)
-
-
-@pytest.mark.parametrize("codec", PEERS)
-def test_the_least_budget_works_and_less_is_refused(codec: Codec) -> None:
-    plan = make_plan()
-    plan = replace(plan, bits=codec.least_bits(plan))
-    values = logits(plan.shape)
-    assert codec.decode(codec.encode(values, plan), plan).values.shape == plan.shape
-    with pytest.raises(BudgetError, match="bits must be at least"):
-        codec.encode(values, replace(plan, bits=plan.bits * 0.8))
-
-
-@pytest.mark.parametrize("codec", PEERS)
-def test_wrong_input_and_payloads_of_another_length_are_refused(codec: Codec) -> None:
+@pytest.mark.parametrize("name", peers(4))
+def test_logits_beyond_half_precision_are_refused(name: str) -> None:
     plan = make_plan(bits=RICH)
-    values = logits(plan.shape)
-    payload = codec.encode(values, plan)
-    for wrong in (payload[:-1], payload + b"\0", b""):
-        with pytest.raises(FrameError, match="payload"):
-            codec.decode(wrong, plan)
-    with pytest.raises(InputError, match="shape"):
-        codec.encode(values.T, plan)
-    with pytest.raises(InputError, match="within"):
-        codec.encode(values * 1e6, plan)
-    values[4, 17] = np.nan
-    with pytest.raises(InputError, match="context 4, token 17"):
-        codec.encode(values, plan)
-
-
-@pytest.mark.parametrize("codec", PEERS)
-@settings(max_examples=40)
-@given(st.data())
-def test_hostile_payloads_give_an_error_or_finite_values(codec: Codec, data: st.DataObject) -> None:
-    plan = make_plan(contexts=2, bits=RICH)
-    payload = bytearray(codec.encode(logits(plan.shape), plan))
-    for _ in range(data.draw(st.integers(1, 30))):
-        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        values, variance = codec.decode(bytes(payload), plan)
-    except FrameError:
-        return
-    assert np.isfinite(values).all()
-    assert (variance >= 0).all()
-
-
-@pytest.mark.parametrize("codec", PEERS)
-@settings(max_examples=60)
-@given(
-    st.integers(1, 9),
-    st.integers(2, 300),
-    st.floats(1, 20),
-    st.sampled_from(sorted(ADVERSARIAL)),
-    st.integers(0, 2**32 - 1),
-)
-def test_no_budget_is_exceeded(codec: Codec, contexts: int, vocab: int, rate: float, kind: str, seed: int) -> None:
-    plan = make_plan(contexts=contexts, vocab=vocab, bits=2.0)
-    plan = replace(plan, bits=codec.least_bits(plan) * rate)
-    payload = codec.encode(ADVERSARIAL[kind](np.random.default_rng(seed), plan.shape), plan)
-    assert len(payload) <= plan.budget_bytes
-    decoded = codec.decode(payload, plan)
-    assert np.isfinite(decoded.values).all()
-    assert np.isfinite(decoded.variance).all()
+    with pytest.raises(InputError, match="logits must lie within"):
+        encode(peers(4)[name], logits(plan.shape) * 1e6, plan)
 
 
 @pytest.mark.parametrize("codec", UNBIASED)
@@ -124,7 +44,7 @@ def test_the_error_is_zero_on_average(codec: Codec, rate: float) -> None:
     plan = make_plan(contexts=4000, vocab=256, bits=16 + rate * 256)
     row = np.random.default_rng(3).normal(size=(1, 256)).astype(np.float32)
     values = np.repeat(row, plan.contexts, axis=0)
-    error = centre(codec.decode(codec.encode(values, plan), plan, dtype=np.float64).values - centre(values))
+    error = centre(decode(codec, encode(codec, values, plan), plan, dtype=np.float64).values - centre(values))
     z = error.mean(axis=0) / (error.std(axis=0) / np.sqrt(plan.contexts))
     assert np.abs(z).max() < stats.norm.isf(1e-4 / 256 / 2)
 
@@ -133,7 +53,7 @@ def test_the_error_is_zero_on_average(codec: Codec, rate: float) -> None:
 def test_the_reported_variance_is_the_measured_one(codec: Codec) -> None:
     plan = make_plan(contexts=400, vocab=256, bits=16 + 4 * 256)
     values = logits(plan.shape)
-    decoded, variance = codec.decode(codec.encode(values, plan), plan, dtype=np.float64)
+    decoded, variance, *_ = decode(codec, encode(codec, values, plan), plan, dtype=np.float64)
     error = centre(decoded - centre(values.astype(np.float64)))
     assert np.square(error).mean() == pytest.approx(variance.mean(), rel=0.03)
 
@@ -146,7 +66,7 @@ def test_eden_has_the_error_that_its_authors_code_has() -> None:
         error = np.zeros((1, 2**17))
         for node, vector in enumerate(vectors):
             plan = make_plan(contexts=1, vocab=2**17, bits=bits * 2**17 + 16, node=node)
-            error += EdenCodec().decode(EdenCodec().encode(vector, plan), plan).values - vector
+            error += decode(EdenCodec(), encode(EdenCodec(), vector, plan), plan).values - vector
         assert np.square(error / 10).sum() / square * 10 == pytest.approx(authors, rel=0.05)
 
 
@@ -156,7 +76,7 @@ def test_correlated_errors_cancel_between_nodes_that_agree() -> None:
     mean_square = []
     for codec in (StochasticCodec(), CorrelatedCodec(nodes=4)):
         plans = [make_plan(contexts=200, vocab=256, bits=256 + 16, node=node) for node in range(4)]
-        mean = sum(codec.decode(codec.encode(values, plan), plan).values for plan in plans) / 4
+        mean = sum(decode(codec, encode(codec, values, plan), plan).values for plan in plans) / 4
         mean_square.append(float(np.square(centre(mean - values)).mean()))
     assert mean_square[1] < mean_square[0] / 3
 
@@ -165,14 +85,14 @@ def test_correlated_takes_more_nodes_than_one_permutation() -> None:
     codec = CorrelatedCodec(nodes=GROUP + 3)
     plan = make_plan(bits=RICH, node=GROUP + 2)
     values = logits(plan.shape)
-    decoded = codec.decode(codec.encode(values, plan), plan).values
+    decoded = decode(codec, encode(codec, values, plan), plan).values
     assert np.abs(centre(decoded - values)).max() < 1e-3
 
 
 def test_topk_keeps_the_largest_and_the_mass_of_the_others() -> None:
     plan = make_plan(bits=8 * 16.0)
     values = logits(plan.shape)
-    decoded = TopKCodec().decode(TopKCodec().encode(values, plan), plan, dtype=np.float64).values
+    decoded = decode(TopKCodec(), encode(TopKCodec(), values, plan), plan, dtype=np.float64).values
     assert (decoded > decoded.min(axis=1, keepdims=True)).sum(axis=1).tolist() == [5] * 6
     assert (decoded.argmax(axis=1) == values.argmax(axis=1)).all()
     shifted = values - values.max(axis=1, keepdims=True)
@@ -183,5 +103,5 @@ def test_soft_labels_at_the_least_budget_name_the_most_likely_token() -> None:
     plan = make_plan()
     plan = replace(plan, bits=SoftLabelCodec().least_bits(plan))
     values = logits(plan.shape)
-    decoded = SoftLabelCodec().decode(SoftLabelCodec().encode(values, plan), plan).values
+    decoded = decode(SoftLabelCodec(), encode(SoftLabelCodec(), values, plan), plan).values
     assert (decoded.argmax(axis=1) == values.argmax(axis=1)).all()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
+from fpld.codecs import encode
 from fpld.data import ByteTokenizer, ProbeSet
 from fpld.engines.flower import duties
 from fpld.engines.flower.assignment import Assignment, assignments
@@ -101,7 +102,7 @@ def test_an_altered_frame_with_the_checksum_made_right_again(two_of_three: Deplo
         plan = tasks["102"].plan
         codec = codecs.get("predictive")
         logits = np.zeros(plan.shape, np.float32)
-        return with_frame(reply, seal(codec.encode(logits, plan), plan, codec.code))
+        return with_frame(reply, seal(encode(codec, logits, plan), plan, codec.code))
 
     grid.tamper = forge
     assert all("checksum does not match" in lines[0] for lines in refused(two_of_three, grid))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fpld import UniformCodec
+from fpld import UniformCodec, decode, encode
 from fpld.errors import BudgetError, FpldError
 from fpld.numerics import kl
 from fpld.paper import simulate
@@ -87,9 +87,9 @@ def test_on_the_wire_the_bracket_holds_for_real_bytes(bits: float, ranged: bool,
         wire = replace(
             known.plan(site, float(plan.bits[i])), node=i, slot=i if stratified else 0, slots=3 if stratified else 1
         )
-        payload = UniformCodec().encode(draw.logits[i], wire)
+        payload = encode(UniformCodec(), draw.logits[i], wire)
         assert len(payload) + OVERHEAD == plan.bytes_sent[i]
-        decoded.append(UniformCodec().decode(payload, wire).values)
+        decoded.append(decode(UniformCodec(), payload, wire).values)
     mean = draw.logits.mean(axis=0)
     measured = float(kl(mean, np.mean(decoded, axis=0) - mean).mean())
     assert plan.upper is not None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fpld import FrameError, InputError, UniformCodec, seal
+from fpld import FrameError, InputError, UniformCodec, encode, seal
 from fpld.errors import ProtocolError, QuorumError
 from fpld.paper import theory
 from fpld.protocol import Aggregator, Budget, Node, Settings, Task
@@ -105,7 +105,7 @@ def bad_frames() -> dict[str, tuple[int, bytes, str]]:
     mine = Aggregator(settings())
     frames = answers(mine.open("none", {}), fresh(), LOGITS)
     large = replace(next(iter(mine._plans.values())), bits=400.0)
-    over = seal(UniformCodec().encode(LOGITS[0], large), large, 1)
+    over = seal(encode(UniformCodec(), LOGITS[0], large), large, 1)
     altered = bytearray(frames[0])
     altered[HEADER.size + 5] ^= 1
     plan = mine._plans[0]

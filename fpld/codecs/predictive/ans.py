@@ -101,9 +101,9 @@ def write(records: Any, out: Any) -> Any:
 class Decoder:
     """Read a code block by block, for so many coordinates in each class and symbols up to `largest`."""
 
-    def __init__(self, data: Array, totals: Array, largest: int, tables: Array | None) -> None:
+    def __init__(self, data: Array, totals: Array, largest: int, learnt: Array | None) -> None:
         self.data, self.totals = data, totals
-        self.models = new_models(totals, largest, tables, decoder=True)
+        self.models = new_models(totals, largest, learnt, decoder=True)
         # Zeros at both ends: a place that is read without a question is there.
         self._words = np.frombuffer(data.tobytes() + bytes(4 + data.size % 2), "<u2")
         self._raws = np.frombuffer(data[::-1].tobytes() + bytes(8 + -data.size % 4), "<u4")

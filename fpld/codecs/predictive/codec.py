@@ -1,4 +1,4 @@
-"""The predictive codec: bits where KL feels them, and only for what the prior does not know.
+"""The predictive codec: bits in proportion to their effect on KL, and only for what the prior does not know.
 
 To second order KL = 1/2 sum_v p_v (d log p_v)^2, so an error matters by the square root of a token's probability. With
 p the node's probability and pi that of the prior that both ends hold, the codec quantizes, with one step for all,
@@ -23,22 +23,17 @@ reported is the one that the encoder measured; both travel in the payload's head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from fpld import _check
-from fpld.errors import BudgetError, InputError
-from fpld.types import Decoded
+from fpld.codecs.base import Traits
+from fpld.codecs.blocks import joined, recut
+from fpld.errors import BudgetError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from types import ModuleType
+    from collections.abc import Iterable, Iterator, Sequence
 
-    import numpy.typing as npt
-
-    from fpld.codecs.base import Sum
-    from fpld.types import Plan, Reals
+    from fpld.codecs.base import Learnt, Reader
+    from fpld.types import Decoded, Plan, Reals
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,78 +45,51 @@ class PredictiveCodec:
 
     code: int = 3
     strict: bool = False
-    uses_prior: ClassVar[bool] = True
-    shrinks: ClassVar[bool] = True  # what is decoded is a mean of what may have been meant
+
+    @property
+    def traits(self) -> Traits:
+        """Say that it codes log-probabilities against a prior; with strict budgets there is no dither."""
+        return Traits(prior=True, dither=not self.strict, refines=False)
 
     def least_bits(self, plan: Plan) -> float:
         """Return the least budget: a hundredth of a bit per coordinate."""
         return plan.vocab / 100
 
-    def encode(self, logits: Reals, plan: Plan) -> bytes:
+    def encode(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
         """Choose how to code on some contexts, then find the finest step whose payload fits the budget."""
-        logits = _check.logits(logits, plan.shape)
         if plan.bits < self.least_bits(plan):
             raise BudgetError(f"bits must be at least {self.least_bits(plan):g} per probe context, got {plan.bits:g}")
-        payload: bytes = self._coding.encode(logits, plan)
+        payload: bytes = _coding(self.strict).encode(joined(blocks, plan), plan)
         return payload
 
-    def decode(
-        self, payload: bytes | memoryview, plan: Plan, rows: range | None = None, dtype: npt.DTypeLike = np.float32
-    ) -> Decoded:
-        """Decode a block of contexts; the coder is sequential, so the cost is that of all contexts."""
-        rows = range(plan.contexts) if rows is None else _check.rows(rows, plan.contexts)
-        before, after = range(rows.start), range(rows.stop, plan.contexts)
-        return list(self.stream(payload, plan, [before, rows, after], dtype))[1]
+    def reader(self, payload: bytes | memoryview, plan: Plan) -> Reader:
+        """Return a reader; the coder is sequential, so it begins with the first context."""
+        return _Reader(payload, plan, self.strict)
 
-    def stream(
-        self,
-        payload: bytes | memoryview,
-        plan: Plan,
-        blocks: Sequence[range],
-        dtype: npt.DTypeLike = np.float32,
-    ) -> Iterator[Decoded]:
+
+class _Reader:
+    """Read a payload; `check` does without the cost of reconstruction."""
+
+    def __init__(self, payload: bytes | memoryview, plan: Plan, strict: bool) -> None:
+        self._payload, self._plan, self._strict = payload, plan, strict
+        self.learnt: Learnt | None = None
+
+    def check(self) -> None:
+        """Refuse an unsound payload, and keep what the coder has learnt from it."""
+        self.learnt = _coding(self._strict).check(self._payload, self._plan)
+
+    def blocks(self, ranges: Sequence[range] | None = None) -> Iterator[Decoded]:
         """Decode consecutive blocks of contexts, one pass for all; the last one checks that nothing is left over."""
-        source = self._coding.blocks(payload, plan)
-        values = np.empty((0, plan.vocab), np.float32)
-        variance = values
-        for rows in blocks:
-            parts, missing = [(values, variance)], len(rows) - len(values)
-            while missing > 0:
-                parts.append(next(source))
-                missing -= len(parts[-1][0])
-            values, variance = (
-                np.concatenate(part) if len(parts) > 1 else part[0] for part in zip(*parts, strict=True)
-            )
-            yield Decoded(values[: len(rows)].astype(dtype), variance[: len(rows)].astype(dtype))
-            values, variance = values[len(rows) :], variance[len(rows) :]
+        own: Iterator[Decoded] = _coding(self._strict).blocks(self._payload, self._plan)
+        return own if ranges is None else recut(own, ranges, self._plan.contexts)
 
-    def sums(
-        self,
-        payloads: Sequence[bytes | memoryview],
-        plans: Sequence[Plan],
-        *,
-        sample: int = 0,
-        mixture: bool = False,
-        threads: int = 1,
-    ) -> Iterator[Sum]:
-        """Add up nodes block by block: what is zero at a node costs nothing."""
-        if self.strict or any(plan.prior is not plans[0].prior for plan in plans):
-            raise InputError("only pooled payloads of nodes that share one prior are added up together")
-        from fpld.codecs.predictive import summing
 
-        return summing.sums(payloads, plans, sample, mixture, threads)
+def _coding(strict: bool) -> Any:
+    """Import the kernels when they are first used: they bring numba along."""
+    from fpld.codecs.predictive import coding
+    from fpld.codecs.predictive import strict as by_context
 
-    def check(self, payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
-        """Refuse an unsound payload, without the cost of reconstruction; return the tables that it ends with."""
-        tables: npt.NDArray[np.uint16] | None = self._coding.check(payload, plan)
-        return tables
-
-    @property
-    def _coding(self) -> ModuleType:
-        """Import the kernels when they are first used: they bring numba along."""
-        from fpld.codecs.predictive import coding, strict
-
-        return strict if self.strict else coding
+    return by_context if strict else coding
 
 
 PREDICTIVE = PredictiveCodec()

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld.codecs.predictive import companding
-from fpld.codecs.predictive.head import DITHER, PRIOR, START_BYTES, STEPS, TABLES, Head, table_bytes
+from fpld.codecs.predictive.head import DITHER, MEASURED, PRIOR, START_BYTES, STEPS, Head, cell_bytes
 from fpld.codecs.predictive.ratecontrol import finest, most
-from fpld.codecs.predictive.symbols import Material, Reader, block_ranges, dither_of, written
-from fpld.codecs.prior import checked
+from fpld.codecs.predictive.symbols import Material, SymbolReader, block_ranges, dither_of, written
+from fpld.codecs.prior import ArrayPrior, whole_prior
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
+    from fpld.codecs.base import Learnt
     from fpld.types import Plan, Reals
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -32,28 +34,27 @@ _ESTIMATE = 1 << 14  # bytes from which on a code is written only once
 _TIED = 0.99  # of the room: what fills less is held back by ties
 _NEAR = 16  # steps over which the slope is measured
 _MARGIN = 128  # steps: so much finer than on some contexts it may get on all
-_TABLES = 8  # times their length: payloads for which tables are worth their place
+_WORTH = 8  # times its length: payloads for which what was measured is worth its place
 
 
 def encode(logits: Reals, plan: Plan) -> bytes:
     """Choose how to code on some contexts, then find the finest step whose payload fits the budget."""
-    checked(plan)
+    whole_prior(plan)
     some, few = _sample(logits, plan)
     trials = [_trial(some, few, mode) for mode in _modes(plan)]
     best = min(trials, key=lambda trial: trial.loss)
     return best.payload if few.contexts == plan.contexts else _encode(logits, plan, best)
 
 
-def check(payload: bytes | memoryview, plan: Plan) -> npt.NDArray[np.uint16] | None:
-    """Refuse an unsound payload, without the cost of reconstruction; return the tables that it ends with."""
+def check(payload: bytes | memoryview, plan: Plan) -> Learnt | None:
+    """Refuse an unsound payload, without the cost of reconstruction; return what the coder has learnt from it."""
     if len(payload) == 0:
         return None
-    checked(plan)
-    reader = Reader(payload, plan)
+    reader = SymbolReader(payload, plan)
     for rows in block_ranges(plan):
         reader.tails(reader.next()[0], len(rows))
     reader.end()
-    return reader.tables
+    return reader.learnt
 
 
 class _Trial(NamedTuple):
@@ -76,13 +77,13 @@ def _trial(logits: Reals, plan: Plan, mode: int) -> _Trial:
     if mode & DITHER and payload:
         found = loss(logits, _mean_of_slots(logits, plan, Head(mode, step))) / _DITHER_GAIN
     else:
-        found = loss(logits, np.concatenate([values for values, _ in blocks(payload, plan)]))
+        found = loss(logits, np.concatenate([block.values for block in blocks(payload, plan)]))
     return _Trial(found, mode, step, material, payload, slope)
 
 
 def _mean_of_slots(logits: Reals, plan: Plan, head: Head) -> npt.NDArray[np.float32]:
     """Return what a few nodes with these very logits would be decoded to, on average: dither pays by the others."""
-    prior = checked(plan) if head.mode & PRIOR else None
+    prior = whole_prior(plan) if head.mode & PRIOR else None
     y = companding.compand(logits, prior) / np.float32(head.size)
     every = -(-plan.slots // _NEIGHBOURS)
     slots = range(plan.slot % every, plan.slots, every)
@@ -106,8 +107,8 @@ def _sample(logits: Reals, plan: Plan) -> tuple[Reals, Plan]:
     if every < 2:
         return logits, plan
     few = logits[::every]
-    prior = None if plan.prior is None else plan.prior[::every]
-    return few, replace(plan, contexts=len(few), prior=prior)
+    prior = whole_prior(plan)
+    return few, replace(plan, contexts=len(few), prior=None if prior is None else ArrayPrior(prior[::every]))
 
 
 def _encode(logits: Reals, plan: Plan, trial: _Trial) -> bytes:
@@ -126,11 +127,11 @@ def _fill(material: Material, plan: Plan, trial: _Trial | None) -> tuple[int, by
 
     `trial` is what some contexts have shown; without it these are they.
     """
-    mode, extra = material.mode, table_bytes(material.groups)
+    mode, extra = material.mode, cell_bytes(material.groups)
     # Under dither the error is known without measuring.
-    if not mode & DITHER and plan.budget_bytes >= _TABLES * extra:
-        mode |= TABLES
-    room = plan.budget_bytes - START_BYTES - (extra if mode & TABLES else 0)
+    if not mode & DITHER and plan.budget_bytes >= _WORTH * extra:
+        mode |= MEASURED
+    room = plan.budget_bytes - START_BYTES - (extra if mode & MEASURED else 0)
     if room <= 0:
         return STEPS - 1, b""
     wide = 2 * room + 64
@@ -163,7 +164,7 @@ def _fill(material: Material, plan: Plan, trial: _Trial | None) -> tuple[int, by
     _, code = kept[0]
     code = code if isinstance(code, bytes) else written(*code, plan, room)
     measured = material if trial is None else trial.material
-    head = Head(mode, step, measured.measure(step)) if mode & TABLES else Head(mode, step)
+    head = Head(mode, step, measured.measure(step)) if mode & MEASURED else Head(mode, step)
     return step, head.to_bytes() + code
 
 
@@ -182,21 +183,23 @@ def loss(logits: Reals, decoded: npt.NDArray[np.float32]) -> float:
     return total / len(logits)
 
 
-def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[companding.Pair]:
+def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[Decoded]:
     """Decode the payload's own blocks, one after the other."""
-    checked(plan)
-    reader = Reader(payload, plan) if len(payload) else None
+    reader = SymbolReader(payload, plan) if len(payload) else None
     for rows in block_ranges(plan):
-        yield expanded(None if reader is None else reader.block(rows), reader, plan, rows)
+        values, variance = expanded(None if reader is None else reader.block(rows), reader, plan, rows)
+        bias = companding.NO_BIAS if reader is None else companding.bias(variance, reader.head)
+        yield Decoded(values, variance, bias)
 
 
 def expanded(
-    block: tuple[Array, Array, Array] | None, reader: Reader | None, plan: Plan, rows: range
+    block: tuple[Array, Array, Array] | None, reader: SymbolReader | None, plan: Plan, rows: range
 ) -> companding.Pair:
     """Return log-probabilities and variances of a block; of nothing the prior, or the same for all tokens."""
     shape = (len(rows), plan.vocab)
     if block is None or reader is None:
-        return companding.unsent(None if plan.prior is None else plan.prior[rows.start : rows.stop], shape)
+        prior = whole_prior(plan)
+        return companding.unsent(None if prior is None else prior[rows.start : rows.stop], shape)
     prior = None if reader.prior is None else reader.prior[rows.start : rows.stop]
     places, symbols, tails = block
     if not reader.head.mode & DITHER:

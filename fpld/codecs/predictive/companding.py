@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.predictive.head import DITHER, GROUPS, PER_GROUP, PRIOR, Head, Table
+from fpld.codecs.predictive.head import DITHER, GROUPS, PER_GROUP, PRIOR, Cells, Head
 from fpld.codecs.prior import CLASS_OF, LOG_PRIOR
 from fpld.compiled import kernel
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fpld.codecs.prior import Prior
+    from fpld.codecs.prior import Eighths
     from fpld.types import Reals
 
 TAILS = 4  # the mass of a tail is sent in quarters of an octave
@@ -27,17 +27,18 @@ _LOG_PRIOR = LOG_PRIOR.astype(np.float32)
 _ROOT = np.exp(LOG_PRIOR / 2).astype(np.float32)  # sqrt(pi) of each integer of the prior
 _QUARTER = np.exp(LOG_PRIOR / 4).astype(np.float32)
 _GROUP_OF = (CLASS_OF // PER_GROUP).astype(np.uint8)
-_ENOUGH = 1 << 13  # values of a class in a block that tables are measured on, about
+_ENOUGH = 1 << 13  # values of a class in a block that cells are measured on, about
 # exp(x / 4) = 2^(x log2(e) / 4), with the fraction by Taylor's series: within 5e-7.
 _LOG2_E_QUARTER, _LEAST_POWER = np.float32(np.log2(np.e) / 4), np.float32(-126)
 _HALF, _FOUR = np.float32(0.5), np.float32(4)
 _C0, _C1, _C2, _C3, _C4, _C5, _C6 = (np.float32(np.log(2) ** k / math.factorial(k)) for k in range(7))
 
 Floats32 = np.ndarray[Any, np.dtype[np.float32]]
+NO_BIAS: Floats32 = np.zeros((1, 1), np.float32)
 Pair = tuple[Floats32, Floats32]  # log-probabilities and their variances
 
 
-def compand(logits: Reals, prior: Prior | None) -> Floats32:
+def compand(logits: Reals, prior: Eighths | None) -> Floats32:
     """Return y of a block of contexts."""
     top = logits.max(axis=1)
     quarter: Floats32 = np.empty(logits.shape, np.float32)
@@ -135,9 +136,9 @@ def _measure(
         out[b, 2] += weight * value * value
 
 
-def measure(y: Floats32, starts: npt.NDArray[np.int64], mode: int, size: float, rounding: float) -> Table:
-    """Make the table of what lies in the cells, group by group; -1 as a variance marks a group that is not in use."""
-    table = Head(mode, 0).table
+def measure(y: Floats32, starts: npt.NDArray[np.int64], mode: int, size: float, rounding: float) -> Cells:
+    """Measure what lies in the cells, group by group; -1 as a variance marks a group that is not in use."""
+    cells = Head(mode, 0).cells
     for group in range(GROUPS):
         found = np.zeros((3, 3))
         for c in range(PER_GROUP * group, PER_GROUP * (group + 1)):
@@ -150,8 +151,8 @@ def measure(y: Floats32, starts: npt.NDArray[np.int64], mode: int, size: float, 
                 if mode & PRIOR:
                     part[0] *= np.exp(-(c + 0.5) / 2)  # zeros count as KL weighs them
                 found += part
-        _fill(table[group], found, bool(mode & PRIOR))
-    return table
+        _fill(cells[group], found, bool(mode & PRIOR))
+    return cells
 
 
 def _fill(row: Any, found: npt.NDArray[np.float64], prior: bool) -> None:
@@ -171,7 +172,7 @@ def _fill(row: Any, found: npt.NDArray[np.float64], prior: bool) -> None:
         row["v1"] = min(spread[1:].sum() / count[1:].sum(), 6e4)
 
 
-def unsent(prior: Prior | None, shape: tuple[int, int]) -> Pair:
+def unsent(prior: Eighths | None, shape: tuple[int, int]) -> Pair:
     """Return the prior, or the same for all tokens: what is known without a payload."""
     values: Floats32 = np.zeros(shape, np.float32) if prior is None else _LOG_PRIOR[-prior]
     return values, np.full(shape, UNKNOWN, np.float32)
@@ -181,15 +182,15 @@ def expand(
     places: npt.NDArray[np.int32],
     symbols: npt.NDArray[np.int32],
     tails: npt.NDArray[np.int32],
-    prior: Prior | None,
+    prior: Eighths | None,
     head: Head,
     shape: tuple[int, int],
 ) -> Pair:
     """Return log-probabilities and variances of a block from the places where symbols are not zero."""
     if prior is None:
         level = tail_level(tails, np.bincount(places // shape[1], minlength=shape[0]), shape[1])
-        values, variance = np.repeat(level[:, None], shape[1], axis=1), np.full(shape, head.table["v0"][0], np.float32)
-        values.flat[places], variance.flat[places] = _expand_head(cells(symbols, 0, head), head)
+        values, variance = np.repeat(level[:, None], shape[1], axis=1), np.full(shape, head.cells["v0"][0], np.float32)
+        values.flat[places], variance.flat[places] = _expand_head(cell_means(symbols, 0, head), head)
     else:
         zero, left = base(head)
         values, variance = zero[-prior], left[-prior]
@@ -199,31 +200,31 @@ def expand(
 
 def base(head: Head) -> Pair:
     """Return what a zero decodes to against each integer of the prior, and its variance."""
-    values = LOG_PRIOR + (head.table["zero"] / 32.0)[_GROUP_OF]
-    return values.astype(np.float32), head.table["v0"][_GROUP_OF].astype(np.float32)
+    values = LOG_PRIOR + (head.cells["zero"] / 32.0)[_GROUP_OF]
+    return values.astype(np.float32), head.cells["v0"][_GROUP_OF].astype(np.float32)
 
 
-def cells(symbols: npt.NDArray[np.int32], groups: npt.NDArray[np.uint8] | int, head: Head) -> Floats32:
+def cell_means(symbols: npt.NDArray[np.int32], groups: npt.NDArray[np.uint8] | int, head: Head) -> Floats32:
     """Return y of symbols that are not zero: the mean of their cells."""
     size = np.abs(symbols)
-    offset = np.where(size == 1, head.table["one"][groups], head.table["more"][groups]) / np.float32(256)
+    offset = np.where(size == 1, head.cells["one"][groups], head.cells["more"][groups]) / np.float32(256)
     result: Floats32 = (np.sign(symbols) * (size + offset) * head.size).astype(np.float32)
     return result
 
 
-def expand_prior(symbols: npt.NDArray[np.int32], prior: Prior, head: Head) -> Pair:
+def expand_prior(symbols: npt.NDArray[np.int32], prior: Eighths, head: Head) -> Pair:
     """Return log-probabilities and variances of symbols that are not zero, coded against the prior."""
     groups = _GROUP_OF[-prior]
-    return _expand(cells(symbols, groups, head), prior, head.table["v1"][groups].astype(np.float32) * head.size**2)
+    return _expand(cell_means(symbols, groups, head), prior, head.cells["v1"][groups].astype(np.float32) * head.size**2)
 
 
 def beyond(head: Head) -> Pair:
     """Return the offset of symbols above one for each integer of the prior, in steps, and the variance of their y."""
-    more = head.table["more"][_GROUP_OF] / np.float32(256)
-    return more.astype(np.float32), head.table["v1"][_GROUP_OF].astype(np.float32) * np.float32(head.size**2)
+    more = head.cells["more"][_GROUP_OF] / np.float32(256)
+    return more.astype(np.float32), head.cells["v1"][_GROUP_OF].astype(np.float32) * np.float32(head.size**2)
 
 
-def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> Pair:
+def _expand(y: Floats32, prior: Eighths, variance: Floats32 | float) -> Pair:
     root = _ROOT[-prior]
     ratio = np.maximum(1 + y / (4 * root), np.float32(LEAST_RATIO))  # (p / pi)^(1/4)
     values: Floats32 = _LOG_PRIOR[-prior] + 4 * np.log(ratio)
@@ -233,28 +234,30 @@ def _expand(y: Floats32, prior: Prior, variance: Floats32 | float) -> Pair:
 
 def _expand_head(y: Floats32, head: Head, variance: float | None = None) -> Pair:
     y = np.maximum(y, np.float32(0.1 * head.size))
-    spread = float(head.table["v1"][0]) if variance is None else variance
+    spread = float(head.cells["v1"][0]) if variance is None else variance
     values: Floats32 = 2 * np.log(y / 2)
     left: Floats32 = (4 * spread * head.size**2 / np.square(y)).astype(np.float32)
     return values, left
 
 
-def expand_dithered(symbols: npt.NDArray[np.int32], dither: Floats32, prior: Prior | None, head: Head) -> Pair:
+def expand_dithered(symbols: npt.NDArray[np.int32], dither: Floats32, prior: Eighths | None, head: Head) -> Pair:
     """Return log-probabilities and variances of all coordinates of a block, coded with dither."""
     y: Floats32 = ((symbols - dither) * head.size).astype(np.float32)
     return _expand_head(y, head, 1 / 12) if prior is None else _expand(y, prior, head.size**2 / 12)
 
 
-def unbiased(values: Floats32, variance: Floats32, head: Head) -> Floats32:
-    """Return logarithms of unbiased probabilities, from what a payload with dither decodes to.
+def bias(variance: Floats32, head: Head) -> Floats32:
+    """Return the bias of what a payload decodes to, see `fpld.types.Decoded`, from its variance.
 
-    y has a uniform error, and p is its fourth power against a prior, or its square: the factor to take out is exact.
-    Where it would turn a small probability negative it is held at a tenth. Without dither values are means already.
+    With dither y has a uniform error, and p is its fourth power against a prior, or its square: the factor is exact.
+    Where it would turn a small probability negative it is held at a tenth. Without dither values are means of what may
+    have been meant: they hold no noise to take out, and students do better without what they lack of a mean
+    probability (docs/rules.md).
     """
     if not head.mode & DITHER:
-        return values
+        return NO_BIAS
     factor = 1 - variance * (0.375 - variance * (21 / 1280)) if head.mode & PRIOR else 1 - variance / 4
-    result: Floats32 = (values + np.log(np.maximum(factor, 0.1))).astype(np.float32)
+    result: Floats32 = -np.log(np.maximum(factor, np.float32(0.1)))
     return result
 
 

@@ -1,8 +1,8 @@
 """The head of a predictive payload: how it was coded, the step, and what its cells decode to.
 
-The mode is a byte of flags, the step a number: 256 to an octave. Tables, if there is room for them, have for each group
-of classes in use what the encoder measured: where the mean of a cell lies, and the variance that is left. Without them
-the decoder assumes what a smooth density gives.
+The mode is a byte of flags, the step a number: 256 to an octave. If there is room, what the encoder measured follows
+for each group of classes in use: where the mean of a cell lies, and the variance that is left. Without it the decoder
+assumes what a smooth density gives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from fpld.errors import FrameError
 
-PRIOR, DITHER, TABLES = 1, 2, 4  # coded against the prior; with dither; tables follow
+PRIOR, DITHER, MEASURED = 1, 2, 4  # coded against the prior; with dither; what was measured of the cells follows
 STEPS, PER_OCTAVE, _OFFSET = 6656, 256, 5632  # steps 2^((n - offset) / 256): from 2^-22 to 2^4
 GROUPS = 12
 PER_GROUP = 4  # classes to a group: two nats of the prior
@@ -22,21 +22,21 @@ PER_GROUP = 4  # classes to a group: two nats of the prior
 _START = np.dtype([("mode", "u1"), ("step", "<u2")])
 _GROUP = np.dtype([("zero", "i1"), ("one", "i1"), ("more", "i1"), ("v0", "<f2"), ("v1", "<f2")])
 START_BYTES = _START.itemsize
-MOST_TABLE_BYTES = 2 + GROUPS * _GROUP.itemsize
+_MOST_CELL_BYTES = 2 + GROUPS * _GROUP.itemsize
 
-Table = np.ndarray[Any, Any]
+Cells = np.ndarray[Any, Any]
 
 
-def default_table() -> Table:
+def default_cells() -> Cells:
     """Return what a smooth, falling density would leave in cells: nothing measured."""
-    table = np.zeros(GROUPS, _GROUP)
-    table["one"], table["v0"], table["v1"] = -8, 0.1, 1 / 12
-    return table
+    cells = np.zeros(GROUPS, _GROUP)
+    cells["one"], cells["v0"], cells["v1"] = -8, 0.1, 1 / 12
+    return cells
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Head:
-    """Hold a payload's head; `table` says for each group, in its cells' own units, what was measured.
+    """Hold a payload's head; `cells` says for each group, in its cells' own units, what was measured.
 
     `zero` / 32: mean of log(p / pi) where the symbol is zero. `one`, `more` / 256: mean of |y| / step less the symbol.
     `v0`: variance of log(p / pi) at zeros. `v1`: variance of y / step elsewhere.
@@ -44,7 +44,7 @@ class Head:
 
     mode: int
     step: int
-    table: Table = field(default_factory=default_table)
+    cells: Cells = field(default_factory=default_cells)
 
     @property
     def size(self) -> float:
@@ -57,12 +57,12 @@ class Head:
         return rounding(self.mode, self.step)
 
     def to_bytes(self) -> bytes:
-        """Serialize; of the tables only the groups in use."""
+        """Serialize; of the cells only the groups in use."""
         start = np.array((self.mode, self.step), _START).tobytes()
-        if not self.mode & TABLES:
+        if not self.mode & MEASURED:
             return start
-        used = self.table["v1"] >= 0
-        return start + np.packbits(used, bitorder="little").tobytes() + self.table[used].tobytes()
+        used = self.cells["v1"] >= 0
+        return start + np.packbits(used, bitorder="little").tobytes() + self.cells[used].tobytes()
 
     @classmethod
     def from_bytes(cls, payload: bytes | memoryview) -> tuple[Head, int]:
@@ -71,25 +71,25 @@ class Head:
             raise FrameError(f"payload must be empty or have at least {START_BYTES} bytes, got {len(payload)}")
         start = np.frombuffer(payload, _START, 1)[0]
         mode, step = int(start["mode"]), int(start["step"])
-        if mode & ~(PRIOR | DITHER | TABLES) or step >= STEPS:
+        if mode & ~(PRIOR | DITHER | MEASURED) or step >= STEPS:
             raise FrameError(f"payload's mode must be below 8 and its step below {STEPS}, got {mode} and {step}")
-        if not mode & TABLES:
+        if not mode & MEASURED:
             return cls(mode, step), START_BYTES
-        rest = bytes(payload[START_BYTES : START_BYTES + MOST_TABLE_BYTES])
+        rest = bytes(payload[START_BYTES : START_BYTES + _MOST_CELL_BYTES])
         used = np.unpackbits(np.frombuffer(rest[:2], np.uint8), bitorder="little").astype(bool)
         end = 2 + int(used.sum()) * _GROUP.itemsize
         if len(used) != 16 or used[GROUPS:].any() or len(rest) < end:
-            raise FrameError("payload's tables are cut short or name a group that does not exist")
-        table = default_table()
-        table[used[:GROUPS]] = np.frombuffer(rest[2:end], _GROUP)
+            raise FrameError("payload's cells are cut short or name a group that does not exist")
+        cells = default_cells()
+        cells[used[:GROUPS]] = np.frombuffer(rest[2:end], _GROUP)
         for name in ("v0", "v1"):
-            if not (np.isfinite(table[name]) & (table[name] >= 0)).all():
+            if not (np.isfinite(cells[name]) & (cells[name] >= 0)).all():
                 raise FrameError("payload states a variance that is not a finite, non-negative number")
-        return cls(mode, step, table), START_BYTES + end
+        return cls(mode, step, cells), START_BYTES + end
 
 
-def table_bytes(used: int) -> int:
-    """Return the length of tables for so many groups."""
+def cell_bytes(used: int) -> int:
+    """Return the length of what was measured for so many groups."""
     return 2 + used * _GROUP.itemsize
 
 

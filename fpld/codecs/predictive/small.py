@@ -56,10 +56,10 @@ class Decoder:
     """Read a small code block by block; `models` goes on with those of a code before."""
 
     def __init__(
-        self, data: Array, totals: Array, largest: int, tables: Array | None, models: Models | None = None
+        self, data: Array, totals: Array, largest: int, learnt: Array | None, models: Models | None = None
     ) -> None:
         self.data, self.totals = data, totals
-        self.models = new_models(totals, largest, tables, decoder=True) if models is None else models
+        self.models = new_models(totals, largest, learnt, decoder=True) if models is None else models
         self._state = np.zeros(_NEXT + 3 * totals.size, np.int64)
         self.sound = bool(_begin(data, totals, self._state, *self.models))
 

@@ -17,8 +17,9 @@ from fpld.codecs.predictive.coding import loss
 from fpld.codecs.predictive.head import PRIOR, STEPS, Head, most_symbols
 from fpld.codecs.predictive.ratecontrol import finest
 from fpld.codecs.predictive.symbols import class_order
-from fpld.codecs.prior import CLASSES, Prior, checked
+from fpld.codecs.prior import CLASSES, Eighths, whole_prior
 from fpld.errors import FrameError
+from fpld.types import Decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ def slices(plan: Plan) -> list[int]:
 
 def encode(logits: Reals, plan: Plan) -> bytes:
     """Choose prior or head on the first contexts, then code each context into its slice."""
-    checked(plan)
+    whole_prior(plan)
     places = slices(plan)
     if len(places) == 1:
         return b""
@@ -58,13 +59,18 @@ def encode(logits: Reals, plan: Plan) -> bytes:
     return _encode(logits, plan, min(modes, key=left) if len(modes) > 1 else modes[0], places)
 
 
-def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[companding.Pair]:
-    """Decode context by context."""
+def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[Decoded]:
+    """Decode context by context; without dither nothing is biased."""
+    for values, variance in _pairs(payload, plan):
+        yield Decoded(values, variance, companding.NO_BIAS)
+
+
+def _pairs(payload: bytes | memoryview, plan: Plan) -> Iterator[companding.Pair]:
     places = slices(plan)
     if len(payload) != places[-1] or (len(payload) and payload[0] not in (0, PRIOR)):
         raise FrameError(f"payload must be {places[-1]} bytes and begin with its mode, got {len(payload)}")
     if len(payload) == 0:
-        prior = checked(plan)
+        prior = whole_prior(plan)
         for row in range(plan.contexts):
             yield companding.unsent(None if prior is None else prior[row : row + 1], (1, plan.vocab))
     else:
@@ -73,7 +79,7 @@ def blocks(payload: bytes | memoryview, plan: Plan) -> Iterator[companding.Pair]
 
 def check(payload: bytes | memoryview, plan: Plan) -> None:
     """Refuse an unsound payload."""
-    for _ in blocks(payload, plan):
+    for _ in _pairs(payload, plan):
         pass
 
 
@@ -91,7 +97,7 @@ class _Layout(NamedTuple):
         return within.astype(np.uint32)
 
 
-def _layout(own: Prior | None, plan: Plan) -> _Layout:
+def _layout(own: Eighths | None, plan: Plan) -> _Layout:
     """Order a context: against a prior by class, and in as many classes as its bits pay for."""
     if own is None:
         order, starts = np.arange(plan.vocab, dtype=np.int32), np.array([0, plan.vocab])
@@ -120,7 +126,7 @@ def _limit(models: tokens.Models, step: int) -> None:
 def _encode(logits: Reals, plan: Plan, mode: int, places: list[int]) -> bytes:
     out = bytearray(places[-1])
     out[0] = mode
-    prior, guess = (plan.prior if mode & PRIOR else None), None
+    prior, guess = (whole_prior(plan) if mode & PRIOR else None), None
     models = _models(plan, mode, decoder=False)
     for row, (start, stop) in enumerate(pairwise(places)):
         own = None if prior is None else prior[row : row + 1]
@@ -165,7 +171,7 @@ def _best(
 
 
 def _rows(payload: bytes | memoryview, plan: Plan, places: list[int]) -> Iterator[companding.Pair]:
-    prior = checked(plan) if payload[0] & PRIOR else None
+    prior = whole_prior(plan) if payload[0] & PRIOR else None
     if payload[0] & PRIOR and prior is None:
         raise FrameError("payload is coded against a prior, and the plan has none")
     models = _models(plan, payload[0], decoder=True)

@@ -13,14 +13,15 @@ import numpy as np
 
 from fpld.codecs.dither import Dither
 from fpld.codecs.predictive import ans, companding, small, tokens
-from fpld.codecs.predictive.head import DITHER, GROUPS, PER_GROUP, PRIOR, Head, Table, most_symbols, rounding, step_size
-from fpld.codecs.prior import CLASS_OF, Prior, checked
+from fpld.codecs.predictive.head import DITHER, GROUPS, PER_GROUP, PRIOR, Cells, Head, most_symbols, rounding, step_size
+from fpld.codecs.prior import CLASS_OF, Eighths, whole_prior
 from fpld.compiled import kernel
 from fpld.errors import FrameError, InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from fpld.codecs.base import Learnt
     from fpld.codecs.predictive.companding import Floats32
     from fpld.types import Plan, Reals
 
@@ -40,12 +41,12 @@ def block_ranges(plan: Plan) -> list[range]:
     return [range(at, min(at + stride, plan.contexts)) for at in range(0, plan.contexts, stride)]
 
 
-def tables(plan: Plan) -> Array | None:
-    """Return the plan's tables, if it has any, and only sound ones."""
-    found = plan.tables
+def checked_learnt(plan: Plan) -> Array | None:
+    """Return what the codec has learnt in the round before, if anything; refuse what it cannot have learnt."""
+    found = plan.learnt
     size = tokens.CLASSES * tokens.TOKENS
     if found is not None and (found.shape != (size,) or found.dtype != np.uint16 or found.min() < 1):
-        raise InputError(f"tables must be {size} probabilities in 2^-16, uint16, none of them zero, got {found!r:.80}")
+        raise InputError(f"learnt must be {size} probabilities in 2^-16, uint16, none of them zero, got {found!r:.80}")
     return found
 
 
@@ -99,14 +100,14 @@ def _arrange(prior: Any, class_of: Any, order: Any, starts: Any) -> None:
         place[3, c] += 1
 
 
-def class_order(prior: Prior) -> Order:
+def class_order(prior: Eighths) -> Order:
     """Order a block's coordinates by class; return them, and where each class starts."""
     order, starts = np.empty(prior.size, np.int32), np.zeros(tokens.CLASSES + 1, np.int64)
     _arrange(prior.ravel(), CLASS_OF, order, starts)
     return order, starts
 
 
-def class_counts(prior: Prior | None, plan: Plan) -> npt.NDArray[np.int64]:
+def class_counts(prior: Eighths | None, plan: Plan) -> npt.NDArray[np.int64]:
     """Count the coordinates of each class in each block, [blocks, CLASSES]."""
     blocks = block_ranges(plan)
     counts = np.zeros((len(blocks), tokens.CLASSES), np.int64)
@@ -127,7 +128,7 @@ def _arrange_used(prior: Any, class_of: Any, used: Any, place: Any, order: Any) 
             place[c] += 1
 
 
-def used_order(prior: Prior, counts: npt.NDArray[np.int64], found: list[Array]) -> npt.NDArray[np.int32]:
+def used_order(prior: Eighths, counts: npt.NDArray[np.int64], found: list[Array]) -> npt.NDArray[np.int32]:
     """Order a block's coordinates by class, but only classes where something was found, at `found` in that order."""
     starts = np.concatenate([[0], np.cumsum(counts)])
     used = np.zeros(counts.size, np.bool_)
@@ -208,7 +209,7 @@ class Material:
     def prepare(cls, logits: Reals, plan: Plan, mode: int, finest: int = 0) -> Material:
         """Compand and order logits [m, V]."""
         blocks = block_ranges(plan)
-        prior = plan.prior if mode & PRIOR else None
+        prior = whole_prior(plan) if mode & PRIOR else None
         least = 0.0 if mode & DITHER or finest == 0 else (1 - rounding(mode, finest)) * step_size(finest)
         starts = np.zeros((len(blocks), tokens.CLASSES + 1), np.int64)
         seen, rest = np.zeros(tokens.CLASSES, np.int64), np.zeros(0 if mode & (PRIOR | DITHER) else plan.contexts)
@@ -256,12 +257,12 @@ class Material:
             tails = np.empty(self.rest.size, np.int32)
             companding.tails(self.y, self.rank, plan.vocab, *scale, self.rest, tails)
         records = np.empty(2 * count + tokens.CLASSES + len(self.rest), np.int64)
-        models = tokens.new_models(self.totals, most_symbols(step), tables(plan), decoder=False)
+        models = tokens.new_models(self.totals, most_symbols(step), checked_learnt(plan), decoder=False)
         arguments = symbols, gaps, ends, self.totals, tails, self.rows
         bits, used = tokens.model(*arguments, *models, records, 8.0 * most, tokens.COST)
         return bits, records[:used]
 
-    def measure(self, step: int) -> Table:
+    def measure(self, step: int) -> Cells:
         """Measure what the cells of a step hold; this must hold all values."""
         return companding.measure(self.y, self.starts, self.mode, step_size(step), rounding(self.mode, step))
 
@@ -278,31 +279,30 @@ def written(bits: float, records: Array, plan: Plan, room: int) -> bytes:
     return out[:front].tobytes() + out[room - back :].tobytes() if front >= 0 else b""
 
 
-class Reader:
-    """Read a payload block by block; `counts` are `class_counts` of its prior, if they are known."""
+class SymbolReader:
+    """Read the symbols of a payload block by block; `counts` are `class_counts` of its prior, if they are known."""
 
     def __init__(self, payload: bytes | memoryview, plan: Plan, counts: npt.NDArray[np.int64] | None = None) -> None:
         if not 0 < len(payload) <= plan.budget_bytes:
             raise FrameError(f"payload must have at most {plan.budget_bytes} bytes, got {len(payload)}")
         self.plan = plan
         self.head, length = Head.from_bytes(payload)
-        self.prior = plan.prior if self.head.mode & PRIOR else None
+        self.prior = whole_prior(plan) if self.head.mode & PRIOR else None
         if self.head.mode & PRIOR and self.prior is None:
             raise FrameError("payload is coded against a prior, and the plan has none")
         if counts is None or self.prior is None:
-            checked(plan)
             counts = class_counts(self.prior, plan)
         self.counts, totals = counts, counts.sum(axis=0)
         data, kind = np.frombuffer(payload, np.uint8, offset=length), small.Decoder if is_small(plan) else ans.Decoder
-        self.decoder = kind(data, totals, most_symbols(self.head.step), tables(plan))
+        self.decoder = kind(data, totals, most_symbols(self.head.step), checked_learnt(plan))
         self.number = 0
         if not self.decoder.sound:
             raise FrameError("payload's code does not begin as any does: it is cut, or has bytes too many")
 
     @property
-    def tables(self) -> npt.NDArray[np.uint16]:
+    def learnt(self) -> Learnt:
         """Return what the coder has learnt, for the next round to begin with."""
-        return tokens.learnt(self.decoder.models)
+        return tokens.learnt_by(self.decoder.models)
 
     def next(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Return where in the coder's order the symbols of the next block that are not zero lie, and what they are."""

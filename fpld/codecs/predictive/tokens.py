@@ -55,11 +55,11 @@ class Models(NamedTuple):
     slots: Array
 
 
-def first_counts(tables: Array | None, classes: int) -> Array:
-    """Return the counts to begin with; without tables expect gaps of any size alike, and small symbols."""
-    if tables is not None:
-        learnt: Array = tables.reshape(CLASSES, TOKENS)[[*range(classes - 1), CLASSES - 1]].astype(np.int32)
-        return (learnt * _LEARNT + (1 << 15)) >> 16
+def first_counts(learnt: Array | None, classes: int) -> Array:
+    """Return the counts to begin with; if nothing was learnt, expect gaps of any size alike, and small symbols."""
+    if learnt is not None:
+        shares: Array = learnt.reshape(CLASSES, TOKENS)[[*range(classes - 1), CLASSES - 1]].astype(np.int32)
+        return (shares * _LEARNT + (1 << 15)) >> 16
     counts = np.zeros((classes, TOKENS), np.int32)
     counts[:, :_NEAR_GAPS] = 1
     for first in (GAPS, GAPS + SIZES):
@@ -67,7 +67,7 @@ def first_counts(tables: Array | None, classes: int) -> Array:
     return counts
 
 
-def new_models(totals: Array, largest: int, tables: Array | None, decoder: bool) -> Models:
+def new_models(totals: Array, largest: int, learnt: Array | None, decoder: bool) -> Models:
     """Make models for so many coordinates in each class, and symbols up to `largest`; the last class is for tails."""
     classes = totals.size
     models = Models(
@@ -75,7 +75,7 @@ def new_models(totals: Array, largest: int, tables: Array | None, decoder: bool)
         np.full((classes, KINDS, 3), _FIRST, np.int32),
         np.zeros((classes, KINDS, ONE if decoder else 0), np.uint8),
     )
-    models.tables[:, 0] = first_counts(tables, classes)
+    models.tables[:, 0] = first_counts(learnt, classes)
     _prepare(totals, largest, *models)
     return models
 
@@ -99,7 +99,7 @@ def limit_sizes(largest: Any, tables: Any, pace: Any, slots: Any, c: Any) -> Non
         _make(tables, pace, slots, c, kind)
 
 
-def learnt(models: Models) -> Array:
+def learnt_by(models: Models) -> Array:
     """Return what models have learnt, for the next round to begin with: probabilities in 2^-16, none of them zero."""
     counts = models.tables[:, 0].astype(np.int64)
     parts = np.split(counts, [GAPS, GAPS + SIZES], axis=1)

@@ -52,15 +52,37 @@ def dequantize(symbols: Ints, centres: Floats, halves: Floats, levels: Ints, uni
     return values
 
 
-def variance(halves: Floats, levels: Ints) -> Floats32:
-    """Return the error's variance, step^2 / 12; for a value that is not sent, its largest square: [rows, V or 1]."""
+def errors(halves: Floats, levels: Ints) -> tuple[Floats32, Floats32]:
+    """Return the error's variance and its bias, see `fpld.types.Decoded`: each [rows or 1, V or 1].
+
+    The variance is step^2 / 12; that of a value which is not sent is its largest square.
+    """
+    if (halves == halves[:1]).all():
+        halves = halves[:1]  # one clip for all contexts
     edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]  # levels come in runs
     kinds = levels[edges[:-1]]
     step = steps(halves, kinds)
-    each = np.where(kinds == 1, halves[:, None] ** 2, step * step / 12.0).astype(np.float32)
-    if (kinds == kinds[0]).all():
-        return each[:, :1]
-    out = np.empty((len(halves), len(levels)), np.float32)
+    variance = np.where(kinds == 1, halves[:, None] ** 2, step * step / 12.0)
+    return _repeated(variance.astype(np.float32), edges), _repeated(bias(variance).astype(np.float32), edges)
+
+
+def bias(variance: Floats) -> Floats:
+    """Return log E[exp(error)] of an error that is uniform over a step: log(sinh(h) / h) for half a step h.
+
+    >>> bias(np.array([0.0, 3.0])).round(4).tolist()  # sinh(3) / 3 is 3.3393
+    [0.0, 1.2058]
+    """
+    half = np.sqrt(3 * variance)
+    safe = np.maximum(half, 1e-3)  # below, there would be 0 / 0
+    result: Floats = np.where(half < 1e-3, half**2 / 6, safe + np.log(-np.expm1(-2 * safe) / (2 * safe)))
+    return result
+
+
+def _repeated(kinds: Floats32, edges: list[int]) -> Floats32:
+    """Return [rows, V] from what each run of coordinates has; [rows, 1] where there is one run."""
+    if kinds.shape[1] == 1:
+        return kinds
+    out = np.empty((len(kinds), edges[-1]), np.float32)
     for i, (start, stop) in enumerate(pairwise(edges)):
-        out[:, start:stop] = each[:, i : i + 1]
+        out[:, start:stop] = kinds[:, i : i + 1]
     return out

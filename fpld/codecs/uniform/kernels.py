@@ -123,6 +123,7 @@ def add(
     row,
     total,
     weighted,
+    place_of,
     noise,
     weights,
     noise_of,
@@ -131,11 +132,12 @@ def add(
 ):
     """Decode the contexts from `row` on and add them to `total`, node by node in order.
 
-    `noise` and `weights` take differences from coordinate to coordinate of what is constant over a run of them.
+    `noise` and `weights` take differences from coordinate to coordinate of what is constant over a run of them;
+    `place_of` says where in `noise` a context's belong, or -1.
     """
     x, symbols = np.empty(LANES, np.uint16), np.empty(LANES, np.uint16)
     for r in range(total.shape[0]):
-        drawn = -1
+        drawn, noisy = -1, place_of[r]
         out = total[r]
         for k in range(streams.size):
             if streams[k] != drawn:
@@ -156,9 +158,9 @@ def add(
                     _, _, variance = _constants(halves[k, r], centres[k, r], levels)
                     noise_of[k] += lanes * variance
                     begin, end = start + d * lanes, start + (d + 1) * lanes
-                    if r < noise.shape[0]:
-                        noise[r, begin] += variance
-                        noise[r, end] -= variance
+                    if noisy >= 0:
+                        noise[noisy, begin] += variance
+                        noise[noisy, end] -= variance
                     if weighted:
                         weight = 1.0 / max(variance, 1e-30)
                         weights[r, begin] += weight

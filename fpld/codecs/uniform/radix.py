@@ -182,12 +182,12 @@ def layout(vocab: int, size: int) -> Layout:
     return min(fitting, key=lambda pair: pair[1] * (_PLANE_COST + len(pair[0].planes)))[0]
 
 
-def pack(symbols: Ints, plan: Layout) -> Bytes:
+def pack(symbols: Ints, layout: Layout) -> Bytes:
     """Write symbols [rows, V] as bytes [rows, size]."""
     rows = len(symbols)
-    out = np.zeros((rows, plan.size), np.uint8)
-    high = symbols >> plan.low
-    for group in plan.groups:
+    out = np.zeros((rows, layout.size), np.uint8)
+    high = symbols >> layout.low
+    for group in layout.groups:
         digits = high[:, group.start : group.stop].reshape(rows, len(group.radices), group.lanes)
         number, product = np.zeros((rows, group.lanes), np.int64), 1
         for d, radix in enumerate(group.radices):
@@ -197,7 +197,7 @@ def pack(symbols: Ints, plan: Layout) -> Bytes:
         for byte in range(group.width // 8):
             first = group.at + byte * group.lanes
             out[:, first : first + group.lanes] = word >> 8 * byte & 255
-    for plane in plan.planes:
+    for plane in layout.planes:
         raw = symbols >> plane.place & (1 << plane.width) - 1
         for i in range(8 // plane.width):
             part = raw[:, i * plane.length : (i + 1) * plane.length]
@@ -205,11 +205,11 @@ def pack(symbols: Ints, plan: Layout) -> Bytes:
     return out
 
 
-def unpack(data: Bytes, plan: Layout) -> Ints:
+def unpack(data: Bytes, layout: Layout) -> Ints:
     """Read symbols [rows, V] from bytes [rows, size]: whatever the bytes are, every symbol is below its levels."""
     rows = len(data)
-    symbols = np.empty((rows, plan.vocab), np.int64)
-    for group in plan.groups:
+    symbols = np.empty((rows, layout.vocab), np.int64)
+    for group in layout.groups:
         word = np.zeros((rows, group.lanes), np.int64)
         for byte in range(group.width // 8):
             first = group.at + byte * group.lanes
@@ -220,8 +220,8 @@ def unpack(data: Bytes, plan: Layout) -> Ints:
             digits[:, d] = word >> group.width
             word &= (1 << group.width) - 1
         symbols[:, group.start : group.stop] = digits.reshape(rows, -1)
-    symbols <<= plan.low
-    for plane in plan.planes:
+    symbols <<= layout.low
+    for plane in layout.planes:
         bits = data[:, plane.at : plane.at + plane.length].astype(np.int64)
         for i in range(8 // plane.width):
             part = symbols[:, i * plane.length : (i + 1) * plane.length]

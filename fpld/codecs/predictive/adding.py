@@ -1,4 +1,4 @@
-"""Add up the predictive payloads of many nodes, at the cost of what they hold rather than of all coordinates.
+"""Add up predictive payloads of many nodes, at the cost of what they hold rather than of all coordinates.
 
 Where a symbol is zero, what a node's coordinate decodes to depends on the prior's integer alone, and the nodes share
 the prior: that part is added up once for all nodes, by a table with a place for each integer. Each node then adds what
@@ -10,16 +10,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs.base import Sum
 from fpld.codecs.predictive import companding
 from fpld.codecs.predictive.coding import expanded
 from fpld.codecs.predictive.head import DITHER, PRIOR
-from fpld.codecs.predictive.symbols import Reader, block_ranges, class_counts, used_order
-from fpld.codecs.prior import LOG_PRIOR, checked
+from fpld.codecs.predictive.symbols import SymbolReader, block_ranges, class_counts, used_order
+from fpld.codecs.prior import LOG_PRIOR, whole_prior
 from fpld.compiled import kernel
 from fpld.numerics import softmax
 
@@ -28,27 +27,42 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from fpld.types import Plan
+    from fpld.types import Floats, Ints, Plan
 
 FEW = 8  # symbols up to this size are looked up
 _INTEGERS = LOG_PRIOR.size
 _ROOT = np.exp(LOG_PRIOR / 2).astype(np.float32)
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Block = tuple[Array, Array, Array]  # places of symbols that are not zero, the symbols, and the contexts' tails
+
+
+class Added(NamedTuple):
+    """A block of contexts: the nodes' values (or probabilities) added up, and each node's summed variance [K].
+
+    Of the `sampled` contexts, which count from the first, every node's values and variances [K, n, V].
+    """
+
+    rows: range
+    total: Array
+    noise: Floats
+    sampled: Ints
+    values: Array
+    variance: Array
 
 
 @kernel
-def _beyond(symbol: Any, j: Any, size: Any, cells: Any) -> Any:
+def _beyond(symbol: Any, j: Any, size: Any, large: Any) -> Any:
     """Return the value and the variance of a large symbol against integer j of the prior."""
-    y = (abs(symbol) + cells[0, j]) * size
-    root = cells[1, j]
+    y = (abs(symbol) + large[0, j]) * size
+    root = large[1, j]
     ratio = max(1.0 + (y if symbol > 0 else -y) / (4.0 * root), companding.LEAST_RATIO)
-    return cells[2, j] + 4.0 * np.log(ratio), cells[3, j] / (root * ratio) ** 2
+    return large[2, j] + 4.0 * np.log(ratio), large[3, j] / (root * ratio) ** 2
 
 
 @kernel
 def _add_values(
-    places: Any, symbols: Any, prior: Any, values: Any, spread: Any, size: Any, cells: Any, total: Any
+    places: Any, symbols: Any, prior: Any, values: Any, spread: Any, size: Any, large: Any, total: Any
 ) -> Any:
     """Add what symbols change; return what they change of the summed variance."""
     noise = 0.0
@@ -58,7 +72,7 @@ def _add_values(
         if -FEW <= s <= FEW:
             value, left = values[j, s + FEW], spread[j, s + FEW]
         else:
-            value, left = _beyond(s, j, size, cells)
+            value, left = _beyond(s, j, size, large)
         total[i] += value - values[j, FEW]
         noise += left - spread[j, FEW]
     return noise
@@ -66,9 +80,12 @@ def _add_values(
 
 @kernel
 def _add_chances(
-    places: Any, symbols: Any, prior: Any, chances: Any, spread: Any, size: Any, cells: Any, mass: Any, total: Any
+    places: Any, symbols: Any, prior: Any, chances: Any, spread: Any, size: Any, large: Any, mass: Any, total: Any
 ) -> Any:
-    """Do so with probabilities; `mass` [contexts] comes as what zeros alone would have, and leaves as what there is."""
+    """Add what symbols change of the probabilities; return what they change of the summed variance.
+
+    `mass` [contexts] comes as what zeros alone would have, and leaves as what there is.
+    """
     noise, vocab = 0.0, total.size // mass.size
     changes = np.empty(places.size)
     for k in range(places.size):
@@ -77,7 +94,7 @@ def _add_chances(
         if -FEW <= s <= FEW:
             changes[k], left = chances[j, s + FEW] - chances[j, FEW], spread[j, s + FEW]
         else:
-            value, left = _beyond(s, j, size, cells)
+            value, left = _beyond(s, j, size, large)
             changes[k] = np.exp(value) - chances[j, FEW]
         mass[i // vocab] += changes[k]
         noise += left - spread[j, FEW]
@@ -103,10 +120,10 @@ def _tally(prior: Any, out: Any) -> None:
 
 
 class _Node:
-    """A node's payload, and tables of what its symbols decode to."""
+    """A node's payload, and what its symbols decode to against each integer of the prior."""
 
     def __init__(self, payload: bytes | memoryview, plan: Plan, counts: npt.NDArray[np.int64] | None) -> None:
-        self.plan, self.reader = plan, Reader(payload, plan, counts) if len(payload) else None
+        self.plan, self.reader = plan, SymbolReader(payload, plan, counts) if len(payload) else None
         self.codes_prior = self.reader is not None and self.reader.prior is not None
         self.sparse = self.reader is not None and self.reader.head.mode & (PRIOR | DITHER) == PRIOR
         if self.reader is None or not self.sparse:
@@ -122,93 +139,97 @@ class _Node:
         self.chances = np.exp(self.values)
         self.zero_chances, self.zero_spread = (x[:, FEW].astype(np.float64) for x in (self.chances, self.spread))
         more, left = companding.beyond(head)
-        self.cells = np.stack([more, _ROOT, LOG_PRIOR.astype(np.float32), left])
+        self.large = np.stack([more, _ROOT, LOG_PRIOR.astype(np.float32), left])
 
-    def read(self, rows: range) -> tuple[Array, Array, Array] | None:
+    def read(self, rows: range) -> Block | None:
         """Decode the next block's symbols, in the coder's order; nothing, if nothing was sent."""
         return None if self.reader is None else self.reader.read(rows)
 
-    def placed(self, block: tuple[Array, Array, Array] | None, order: Array) -> tuple[Array, Array, Array] | None:
+    def placed(self, block: Block | None, order: Array) -> Block | None:
         """Return a block's symbols where they belong."""
         if block is None or not self.codes_prior:
             return block
         return order[block[0]], block[1], block[2]
 
 
-def sums(
-    payloads: Sequence[bytes | memoryview], plans: Sequence[Plan], sample: int, mixture: bool, threads: int
-) -> Iterator[Sum]:
-    """Add up block by block; the nodes must share one prior."""
-    prior = checked(plans[0])
+def add_up(
+    payloads: Sequence[bytes | memoryview], plans: Sequence[Plan], sampled: Ints, mixture: bool, threads: int
+) -> Iterator[Added]:
+    """Add up all nodes' values, or for a mixture their probabilities, block by block, in the order of the nodes.
+
+    The nodes must share one prior. Of the `sampled` contexts, every node's values and variances are returned too.
+    """
+    prior = whole_prior(plans[0])
     counts = None if prior is None else class_counts(prior, plans[0])
     pool = ThreadPoolExecutor(threads) if threads > 1 else nullcontext()
     with pool as workers:
         over = map if workers is None else workers.map
         nodes = list(over(lambda pair: _Node(pair[0], pair[1], counts), zip(payloads, plans, strict=True)))
-        for b, (rows, some) in enumerate(_sampled(plans[0], sample)):
+        for b, rows in enumerate(block_ranges(plans[0])):
+            some = sampled[(sampled >= rows.start) & (sampled < rows.stop)]
             found = list(over(partial(_Node.read, rows=rows), nodes))
             if prior is None or counts is None:
-                yield _sum(nodes, found, rows, None, some, mixture)
+                yield _add(nodes, found, rows, None, some, mixture)
                 continue
             own = prior[rows.start : rows.stop]
             ordered = [block[0] for node, block in zip(nodes, found, strict=True) if block and node.codes_prior]
             order = used_order(own, counts[b], ordered)
             placed = [node.placed(block, order) for node, block in zip(nodes, found, strict=True)]
-            yield _sum(nodes, placed, rows, own, some, mixture)
+            yield _add(nodes, placed, rows, own, some, mixture)
 
 
-def _sampled(plan: Plan, sample: int) -> Iterator[tuple[range, int]]:
-    """Return blocks, and how many contexts of each to look at: spread evenly."""
-    wanted, taken = min(-(-sample // plan.vocab), plan.contexts), 0
-    for rows in block_ranges(plan):
-        some = wanted * rows.stop // plan.contexts - taken
-        taken += some
-        yield rows, some
-
-
-def _sum(
-    nodes: list[_Node],
-    found: list[tuple[Array, Array, Array] | None],
-    rows: range,
-    own: Array | None,
-    some: int,
-    mixture: bool,
-) -> Sum:
+def _add(
+    nodes: list[_Node], found: list[Block | None], rows: range, own: Array | None, sampled: Ints, mixture: bool
+) -> Added:
     """Add up a block."""
-    vocab, sparse = nodes[0].plan.vocab, [node for node in nodes if node.sparse]
-    shape = (len(rows), vocab)
-    total = np.zeros(shape, np.float64 if mixture else np.float32)
-    seen: Array = np.empty((2, len(nodes), some, vocab), np.float32)
+    vocab, some = nodes[0].plan.vocab, sampled - rows.start
+    total = np.zeros((len(rows), vocab), np.float64 if mixture else np.float32)
+    seen: Array = np.empty((2, len(nodes), some.size, vocab), np.float32)
     noise, zeros = np.zeros(len(nodes)), np.zeros((len(rows), _INTEGERS), total.dtype)
-    tally = np.zeros((len(rows), _INTEGERS))
-    if sparse and own is not None:
+    tally, sparse = np.zeros((len(rows), _INTEGERS)), own is not None and any(node.sparse for node in nodes)
+    if sparse:
         _tally(own, tally)
     everywhere = tally.sum(axis=0)
     for k, (node, block) in enumerate(zip(nodes, found, strict=True)):
         if node.sparse and own is not None and block is not None:
-            places, symbols, _ = block
-            arguments = places, symbols, own.ravel()
-            if mixture:
-                mass = tally @ node.zero_chances
-                more = _add_chances(*arguments, node.chances, node.spread, node.size, node.cells, mass, total.ravel())
-                zeros += node.zero_chances / mass[:, None]
-            else:
-                more = _add_values(*arguments, node.values, node.spread, node.size, node.cells, total.ravel())
-                zeros += node.values[:, FEW]
-            noise[k] = more + float(everywhere @ node.zero_spread)
-            if some:
-                few = places < some * vocab
-                seen[:, k] = companding.expand(
-                    places[few], symbols[few], block[2], own[:some], node.head, (some, vocab)
-                )
+            change = _add_sparse(node, block, own, tally, zeros, total, mixture)
+            noise[k] = change + float(everywhere @ node.zero_spread)
+            if some.size:
+                seen[:, k] = companding.expand(*_of_rows(block, some, own.shape), own[some], node.head, seen.shape[2:])
         else:
             values, variance = expanded(block, node.reader, node.plan, rows)
-            if mixture and node.reader is not None:
-                total += softmax(companding.unbiased(values, variance, node.reader.head))
-            else:
-                total += softmax(values) if mixture else values
             noise[k] = variance.sum(dtype=np.float64)
-            seen[0, k], seen[1, k] = values[:some], variance[:some]
-    if sparse and own is not None:
+            seen[0, k], seen[1, k] = values[some], variance[some]
+            if mixture and node.reader is not None:
+                values = values - companding.bias(variance, node.reader.head)
+            total += softmax(values) if mixture else values
+    if sparse:
         _add_zeros(own, zeros, total)
-    return Sum(rows, total, noise, seen[0], seen[1])
+    return Added(rows, total, noise, sampled, seen[0], seen[1])
+
+
+def _add_sparse(
+    node: _Node, block: Block, own: Array, tally: Array, zeros: Array, total: Array, mixture: bool
+) -> float:
+    """Add what a node's symbols change to `total` and what its zeros are to `zeros`; return the change of variance."""
+    places, symbols, _ = block
+    rest = node.spread, node.size, node.large
+    if not mixture:
+        zeros += node.values[:, FEW]
+        return float(_add_values(places, symbols, own.ravel(), node.values, *rest, total.ravel()))
+    mass = tally @ node.zero_chances
+    change = _add_chances(places, symbols, own.ravel(), node.chances, *rest, mass, total.ravel())
+    zeros += node.zero_chances / mass[:, None]
+    return float(change)
+
+
+def _of_rows(block: Block, rows: Ints, shape: tuple[int, ...]) -> Block:
+    """Return the symbols of some contexts of a block, as if these were all."""
+    places, symbols, tails = block
+    if rows.size == shape[0]:
+        return block
+    place_of = np.full(shape[0], -1)
+    place_of[rows] = np.arange(rows.size)
+    row, column = np.divmod(places, shape[1])
+    wanted = place_of[row] >= 0
+    return (place_of[row[wanted]] * shape[1] + column[wanted]).astype(np.int32), symbols[wanted], tails[rows]

@@ -1,0 +1,60 @@
+"""Decode and combine the payloads of a round: by blocks of contexts, nodes in a fixed order.
+
+The result does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fpld.protocol.plain import plain
+from fpld.protocol.ways import WAYS, fast_way
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fpld.codecs import Codec
+    from fpld.protocol.replies import Observer, Replies
+    from fpld.protocol.ways import Way
+    from fpld.rules import Rule
+    from fpld.types import Floats
+
+
+class Combined(NamedTuple):
+    """What a round brought: the target logits [m, V], the nodes that it is from, and what a person wants to know.
+
+    `noise` and `squares` are each node's summed variance and sum of squares, the latter if the observer wanted it;
+    `lower` and `upper` bound the KL that coding has cost, in nats per context.
+    """
+
+    target: np.ndarray[Any, np.dtype[np.float32]]
+    nodes: list[int]
+    noise: Floats
+    squares: Floats
+    lower: float
+    upper: float
+
+
+def combine(
+    replies: Replies,
+    observer: Observer,
+    threads: int = 0,
+    ways: Mapping[tuple[Codec, Rule], Way] = WAYS,
+) -> Combined:
+    """Combine replies while the observer looks on; no threads: one for each core that this process may use."""
+    way = fast_way(ways, replies, observer)
+    run = plain if way is None else way.combine
+    target, parts = run(replies, observer, threads or len(os.sched_getaffinity(0)))
+    noise, squares, bracket, contexts = np.zeros(len(replies.plans)), np.zeros(len(replies.plans)), np.zeros(2), 0
+    for part in parts:
+        noise += part.noise
+        squares += part.squares
+        bracket += part.bracket
+        contexts += part.contexts
+        if part.sample is not None:
+            observer.look(part.sample)
+    lower, upper = bracket / contexts
+    return Combined(target, [plan.node for plan in replies.plans], noise, squares, float(lower), float(upper))

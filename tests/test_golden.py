@@ -1,0 +1,114 @@
+"""Golden bytes: the format of every codec's payload, tied to the version of the wire.
+
+A change of these bytes is a new version: give it the next number, here, in `fpld.protocol.wire` and in docs/wire.md. A
+row of `VERSIONS` is never changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fpld import encode
+from fpld.codecs import make_prior
+from fpld.protocol import wire
+from fpld.registry import codecs
+from tests.helpers import make_plan
+
+PAGE = (Path(__file__).parent.parent / "docs/wire.md").read_text()
+
+# The digest of a codec's payloads below, by version of the wire.
+VERSIONS = {
+    (2, "uniform"): "2fa517f82a065bdebaa87292c7b503f9397a64323085146d1442c2574d043a40",
+    (2, "float32"): "cef933ea1c61fcd253e19fa788e41b54e80b11c6233fa85ceb291ed6cda9c000",
+    (2, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
+    (2, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
+}
+
+# Codec, contexts, vocabulary, bits per context, other fields of the plan, and the payload (a long one: its SHA-256).
+GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
+    "uniform, clip": ("uniform", 2, 10, 25.0, {"clip": 3.0}, "1b00584db3f9"),
+    "uniform, ranges": ("uniform", 2, 10, 58.0, {}, "51beb03d513eb03daa02dba200d5"),
+    "uniform, stratified": ("uniform", 2, 10, 25.0, {"clip": 3.0, "slot": 2, "slots": 5}, "580a58648cd5"),
+    "float32": ("float32", 1, 2, 64.0, {}, "000040c000004040"),
+    "predictive, prior, small": (
+        "predictive",
+        4,
+        8,
+        60.0,
+        {"prior": True},
+        "010c1048d17505c4ca5de96c4c2604f6286e1603352bf8ed4d9d3b821dbf",
+    ),
+    "predictive, prior, large": (
+        "predictive",
+        300,
+        8,
+        60.0,
+        {"prior": True},
+        "d060deee069083112baa712738d9da2b1cd8404b131276cc5314b71b8ede4460",
+    ),
+    "predictive": ("predictive", 4, 8, 60.0, {}, "002012781274219c0a610a0391b7f54a1df41620a688dab2dbce7a54d0e7"),
+    "predictive, dithered": (
+        "predictive",
+        4,
+        8,
+        60.0,
+        {"slot": 1, "slots": 4},
+        "022512094264f019f09ef23af221d81ef0e066b1aa560bf435fda8af7bc0",
+    ),
+    "predictive-strict, prior": (
+        "predictive-strict",
+        4,
+        8,
+        60.0,
+        {"prior": True},
+        "01b001920dfb2f9451ac05a52fd80689aa019b77a23900a92ad4edd42aed",
+    ),
+    "predictive-strict": (
+        "predictive-strict",
+        4,
+        8,
+        60.0,
+        {},
+        "00c20db3b1b393e6b3be01e734d6b627bc0004458da478b80a7d0dfc17cb",
+    ),
+}
+
+
+def payload(name: str) -> bytes:
+    codec, contexts, vocab, bits, fields, _ = GOLDEN[name]
+    prior = make_prior(np.zeros((contexts, vocab))) if "prior" in fields else None
+    plan = make_plan(**{"clip": None, **fields, "contexts": contexts, "vocab": vocab, "bits": bits, "prior": prior})
+    return encode(codecs.get(codec), np.linspace(-3, 3, contexts * vocab).reshape(contexts, vocab), plan)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_payload(name: str) -> None:
+    found, golden = payload(name), GOLDEN[name][-1]
+    assert (found.hex() if len(found) < 100 else hashlib.sha256(found).hexdigest()) == golden
+
+
+def test_every_codec_has_golden_bytes() -> None:
+    assert {row[0] for row in GOLDEN.values()} == set(codecs.names())
+
+
+@pytest.mark.parametrize("codec", sorted({row[0] for row in GOLDEN.values()}))
+def test_the_version_of_the_wire_goes_up_with_golden_bytes(codec: str) -> None:
+    """Bytes or version without the other: this fails. A new codec is one more row of the present version."""
+    digest = hashlib.sha256()
+    for name in sorted(name for name, row in GOLDEN.items() if row[0] == codec):
+        data = payload(name)
+        digest.update(len(data).to_bytes(8, "little") + data)
+    assert max(version for version, _ in VERSIONS) == wire.VERSION
+    assert VERSIONS[wire.VERSION, codec] == digest.hexdigest()
+
+
+def test_the_docs_say_which_version_and_which_bytes() -> None:
+    assert PAGE.startswith(f"# The wire format, version {wire.VERSION}\n")
+    listed = re.findall(r"^\| (\d+) \| ([a-z0-9-]+) \| `([0-9a-f]{64})` \|$", PAGE, re.MULTILINE)
+    assert {(int(version), codec): digest for version, codec, digest in listed} == VERSIONS
