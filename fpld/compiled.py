@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ def bare(function: F) -> F:
     return _compiled(function, _nrt=False)
 
 
-def _compiled(function: F, **options: bool) -> F:
+def _compiled(function: F, **options: Any) -> F:
     if not available():
         return function
     from numba import njit

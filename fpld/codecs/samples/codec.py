@@ -17,7 +17,7 @@ docs/wire.md has the format.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class SamplesCodec:
     """Code unbiased labels from about three bits per context up, whatever the vocabulary; needs a prior."""
 
     code: int = 5
-    traits: Traits = Traits(prior=True, refines=False, sparse=True)
+    traits: ClassVar[Traits] = Traits(prior=True, refines=False, sparse=True)
 
     def least_bits(self, plan: Plan) -> float:
         """Return the least budget: three bits per context, and a few bytes for the payload."""
@@ -64,7 +64,9 @@ class SamplesCodec:
 def _checked(plan: Plan) -> None:
     """Refuse a plan that the codec cannot work with."""
     if plan.prior is None:
-        raise InputError("samples codes what a node adds to a prior, and the plan has none: give it one, or use uniform")
+        raise InputError(
+            "samples codes what a node adds to a prior, and the plan has none: give it one, or use uniform"
+        )
     if tuple(plan.prior.shape) != plan.shape:
         raise InputError(f"prior must have the plan's shape {plan.shape}, got {tuple(plan.prior.shape)}")
     learnt = plan.learnt

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld import _check
 from fpld.codecs.predictive.ratecontrol import FULL, finest
-from fpld.codecs.samples.grid import OCTAVE, OFFSET, STEPS
+from fpld.codecs.samples.grid import OCTAVE, STEPS, step_number
 from fpld.codecs.samples.head import HEAD_BYTES, Head
 from fpld.codecs.samples.material import Material, differences
 from fpld.codecs.samples.reading import prior_block
@@ -72,8 +71,7 @@ def _pieces(blocks: Iterable[Reals], plan: Plan) -> Iterator[Piece]:
 
 def _guess(change: float, bits: float) -> int:
     """Return about the step for so many bits per context, whose |d| add up to `change`."""
-    tau = max(change, 1e-9) * _BITS / max(bits, 1e-9)
-    return min(max(round(OCTAVE * math.log2(tau)) + OFFSET, 0), STEPS - 1)
+    return step_number(max(change, 1e-9) * _BITS / bits)
 
 
 def _search(held: list[Piece], plan: Plan, guess: int) -> tuple[int, Material, bytes]:

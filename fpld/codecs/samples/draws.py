@@ -26,7 +26,7 @@ _CONTEXTS = 1024  # whose keys are made at once
 
 def keys_of(plan: Plan, rows: range) -> Words:
     """Return four key words for each context; they are made for many contexts at once."""
-    firsts = range(rows.start // _CONTEXTS * _CONTEXTS, rows.stop, _CONTEXTS)
+    firsts = range(rows.start // _CONTEXTS * _CONTEXTS, max(rows.stop, rows.start + 1), _CONTEXTS)
     chunks = [_keys(plan, range(at, min(at + _CONTEXTS, plan.contexts))) for at in firsts]
     parts = [chunk[max(rows.start - at, 0) : rows.stop - at] for at, chunk in zip(firsts, chunks, strict=True)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -8,6 +8,7 @@ coordinate for which one of them is small.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,6 +54,11 @@ def step_size(number: int) -> float:
     return float(2.0 ** ((number - OFFSET) / OCTAVE))
 
 
+def step_number(tau: float) -> int:
+    """Return the number of the step nearest to tau."""
+    return min(max(round(OCTAVE * math.log2(tau)) + OFFSET, 0), STEPS - 1)
+
+
 def most_symbol(number: int) -> int:
     """Return a bound of |s| with a step, in integers, since both ends must agree: |p - pi| is at most 1."""
     return (1 << max(-((number - OFFSET) // OCTAVE), 0)) + 1
@@ -69,7 +75,9 @@ def make_sieve(ratios: Array) -> Sieve:
     share = np.exp2(np.minimum((top + _SLACK - ratios) / OCTAVE, 0.0))
     lower = np.exp2(np.minimum(((MINUS - LOWEST << HALF) + _SLACK - ratios) / OCTAVE, 0.0))
     firsts = [int((share >= bound).sum()) for bound in _SHARES]  # levels come from likely to unlikely
-    reaches, lowers = (np.minimum(np.ceil(_CELLS * part) + 1, _CELLS // 2 - 1).astype(np.int64) for part in (share, lower))
+    reaches, lowers = (
+        np.minimum(np.ceil(_CELLS * part) + 1, _CELLS // 2 - 1).astype(np.int64) for part in (share, lower)
+    )
     widths = np.where(np.arange(LEVELS) < firsts[0], _CELLS, reaches + lowers)
     starts = np.minimum(firsts, LEVELS - 1)
     above = -np.array([*firsts[1:], LEVELS], np.int16)

@@ -75,7 +75,7 @@ class Material:
         tokens, values, drawn = np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.uint32)
         source = keys_of(self.plan, rows), prior.ravel(), change.ravel(), self.plan.vocab
         scale = 1 / grid.step_size(self.finest), self._ratios, LOGS
-        _collect(*source, *scale, *self._sieve, *self._scratch, packed, tokens, values, drawn, counts)
+        _collect(*source, *scale, *self._sieve[:4], *self._scratch, packed, tokens, values, drawn, counts)
         kept, changing = counts.sum(axis=0)
         ends = tuple(part[:changing].copy() for part in (tokens, values, drawn))
         self._parts.append((packed[:kept].copy(), *ends, counts[:, 0]))
@@ -100,8 +100,6 @@ def _collect(
     above: Any,
     reach: Any,
     width: Any,
-    reaches: Any,
-    widths: Any,
     words: Any,
     halves: Any,
     marks: Any,

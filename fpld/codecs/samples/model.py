@@ -43,7 +43,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def start_learning(learnt: Array | None) -> Array:
     """Return what decisions begin with, [PLACES]: what was learnt in an earlier round, or a guess."""
     if learnt is not None:
-        return learnt.astype(np.int32) << (BITS - 16 + MET) | _TRUST
+        trusted: Array = learnt.astype(np.int32) << (BITS - 16 + MET) | _TRUST
+        return trusted
     chances, met = np.full(PLACES, 1 << 15), np.zeros(PLACES, np.int64)
     above, below = np.array(_ABOVE)[:, None], np.array(_BELOW)[None]
     either = (above + below - (above * below >> 16)).ravel()
@@ -52,7 +53,8 @@ def start_learning(learnt: Array | None) -> Array:
     chances[_SIGN:_SIZE] = ((below << 16) // (above + below)).ravel()
     chances[_SIZE:_ESCAPED] = 1 << 14
     met[_ZERO:_SIZE] = _GUESS
-    return (chances << (BITS - 16 + MET) | met).astype(np.int32)
+    guess: Array = (chances << (BITS - 16 + MET) | met).astype(np.int32)
+    return guess
 
 
 def learnt_from(learning: Array) -> Array:
@@ -78,9 +80,7 @@ def _mood(mood: Any) -> Any:
 
 
 @inlined
-def symbol(
-    state: Any, data: Any, learning: Any, mood: Any, plus: Any, minus: Any, ratio: Any, value: Any
-) -> Any:
+def symbol(state: Any, data: Any, learning: Any, mood: Any, plus: Any, minus: Any, ratio: Any, value: Any) -> Any:
     """Code a candidate's symbol; return it. `mood` has the context's symbols so far, and how many were expected."""
     pair = plus * (MINUS + 1) + minus
     some = bit(state, data, learning, _ZERO + _MOODS * pair + _mood(mood), 1 if value else 0)

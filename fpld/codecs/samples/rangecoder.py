@@ -1,8 +1,8 @@
 """A binary range coder that learns: one function for both directions, so that they cannot differ.
 
 A decision has a place in `learning`: 22 bits of the probability of a one, and below them 8 that say how often it was
-met, since it learns fast at first and slowly in the end. The interval has 48 bits and is widened by whole bytes. What is
-written ends in the fewest bytes that name its interval, without zeros, and a reader asks for exactly these.
+met, since it learns fast at first and slowly in the end. The interval has 48 bits and is widened by whole bytes. A code
+ends in the fewest bytes that name its interval, without zeros, and a reader asks for exactly these.
 """
 
 from __future__ import annotations
@@ -117,9 +117,7 @@ def number(state: Any, data: Any, learning: Any, at: Any, octaves: Any, value: A
     `at + octaves`, the others are raw.
     """
     octave = 0
-    while octave < octaves - 1 and bit(
-        state, data, learning, at + octave, 1 if (value + 1) >> (octave + 1) else 0
-    ):
+    while octave < octaves - 1 and bit(state, data, learning, at + octave, 1 if (value + 1) >> (octave + 1) else 0):
         octave += 1
     found = 1
     if octave > 0:

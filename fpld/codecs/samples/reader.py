@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from fpld.numerics import split
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -67,7 +66,7 @@ class SamplesReader:
         tau = np.float32(0 if self._head is None else self._head.tau)
         for rows, found in self._ranges(ranges):
             starts, tokens, symbols = _joined([symbols for _, symbols in found])
-            yield Sparse(rows, starts, tokens, symbols * tau, noise * len(rows))
+            yield Sparse(rows, starts, tokens, symbols.astype(np.float32) * tau, noise * len(rows))
 
     def blocks(self, ranges: Sequence[range] | None = None) -> Iterator[Decoded]:
         """Decode consecutive ranges of contexts, from the first on, as dense labels."""
@@ -85,7 +84,7 @@ class SamplesReader:
         chances = known.copy()
         tau, noise = (0.0, _UNSENT) if self._head is None else (self._head.tau, self._head.noise)
         rows = np.repeat(np.arange(len(prior)), np.diff(starts))
-        chances[rows, tokens] += symbols * np.float32(tau)
+        chances[rows, tokens] += symbols.astype(np.float32) * np.float32(tau)
         least = np.maximum(chances, known * np.float32(_LEAST_RATIO))
         return np.log(least), known * np.float32(noise) / np.square(least), chances
 
@@ -93,17 +92,18 @@ class SamplesReader:
         self, ranges: Sequence[range] | None
     ) -> Iterator[tuple[range, list[tuple[Eighths, tuple[Array, Array, Array]]]]]:
         """Return each range with its priors and symbols, a few contexts at a time."""
-        wanted = split(*self._plan.shape, _BLOCK) if ranges is None else list(ranges)
-        for k, rows in enumerate(wanted):
-            expected = wanted[k - 1].stop if k else 0
-            if _check.rows(rows, self._plan.contexts).start != expected:
-                raise InputError(f"ranges must follow each other from the first context on, got {rows} after {expected}")
-        cuts = [[range(rows.start + a.start, rows.start + a.stop) for a in split(len(rows), self._plan.vocab, _BLOCK)] for rows in wanted]
-        pieces = self._pieces([piece for cut in cuts for piece in cut])
-        for rows, cut in zip(wanted, cuts, strict=True):
-            yield rows, [next(pieces) for _ in cut]
+        wanted = split(*self._plan.shape, _BLOCK) if ranges is None else ranges
+        pieces = self._pieces(piece for rows in wanted for piece in _cut(rows, self._plan.vocab))
+        start = 0
+        for rows in wanted:
+            if _check.rows(rows, self._plan.contexts).start != start:
+                raise InputError(
+                    f"rows must follow each other from the first context on, got {rows} where {start} is next"
+                )
+            start = rows.stop
+            yield rows, [next(pieces) for _ in _cut(rows, self._plan.vocab)]
 
-    def _pieces(self, cuts: list[range]) -> Iterator[tuple[Eighths, tuple[Array, Array, Array]]]:
+    def _pieces(self, cuts: Iterable[range]) -> Iterator[tuple[Eighths, tuple[Array, Array, Array]]]:
         symbols = None if self._head is None else Symbols(self._code, self._head.step, self._plan)
         for rows in cuts:
             prior = prior_block(self._plan, rows)
@@ -112,17 +112,23 @@ class SamplesReader:
                 yield prior, (np.zeros(len(rows) + 1, np.int64), none, none)
                 continue
             found = symbols.read(rows, prior)
-            if rows.stop == self._plan.contexts:
+            if rows and rows.stop == self._plan.contexts:
                 symbols.end()
                 self.learnt = learnt_from(symbols.learning)
             yield prior, found
+
+
+def _cut(rows: range, vocab: int) -> list[range]:
+    """Cut contexts into ranges that are read at once; none at all are one such range."""
+    cuts = [rows[part.start : part.stop] for part in split(len(rows), vocab, _BLOCK)]
+    return cuts or [rows]
 
 
 def _joined(parts: list[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
     """Join the symbols of consecutive contexts."""
     if len(parts) == 1:
         return parts[0]
-    bases = np.cumsum([0, *(len(tokens) for _, tokens, _ in parts)])
-    starts = [part[0][:-1] + base for part, (base, _) in zip(parts, pairwise(bases), strict=True)]
-    tokens, symbols = (np.concatenate([part[i] for part in parts]) if parts else np.empty(0, np.int32) for i in (1, 2))
-    return np.append(np.concatenate([*starts, np.empty(0, np.int64)]), bases[-1]), tokens, symbols
+    starts, tokens, symbols = zip(*parts, strict=True)
+    bases = np.cumsum([0, *map(len, tokens)])
+    moved = [own[:-1] + base for own, base in zip(starts, bases[:-1], strict=True)]
+    return np.concatenate([*moved, bases[-1:]]), np.concatenate(tokens), np.concatenate(symbols)

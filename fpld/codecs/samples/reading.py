@@ -79,7 +79,7 @@ def prior_block(plan: Plan, rows: range) -> Eighths:
 
 def check_range(prior: Eighths) -> None:
     """Refuse a prior with integers that stand for nothing."""
-    if prior.max() > 0 or prior.min() < LEAST_PRIOR:
+    if prior.size and (prior.max() > 0 or prior.min() < LEAST_PRIOR):
         raise InputError(f"prior must lie in {LEAST_PRIOR}..0, eighths of a nat, got {prior.min()}..{prior.max()}")
 
 

@@ -69,7 +69,7 @@ def sift_reference(
         found |= (scaled < np.float32(_MARGIN)) | (scaled >= np.float32(_CELLS - 1 - _MARGIN))
     listed = first + np.flatnonzero(found)
     places[: listed.size] = listed
-    return listed.size
+    return int(listed.size)
 
 
 if available():
@@ -119,9 +119,7 @@ if available():
             )
 
     @bare
-    def _mark_changes(
-        change: Any, at: Any, first: Any, last: Any, inverse: Any, halves: Any, marks: Any
-    ) -> None:
+    def _mark_changes(change: Any, at: Any, first: Any, last: Any, inverse: Any, halves: Any, marks: Any) -> None:
         scale, low, high = float32(inverse * _CELLS), float32(_MARGIN), float32(_CELLS - 1 - _MARGIN)
         at = uint64(at)
         for v in range(uint64(first), uint64(last)):

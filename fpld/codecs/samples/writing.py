@@ -65,8 +65,9 @@ def _quantize(
 ) -> Any:
     """Return how many symbols are not zero, how many of them are escapes, and the variance in squares of the step.
 
-    The variance of x = d / tau is f (1 - f), with f the fraction of x. Where |d| is below the finest step, this is one
-    of many such tokens, kept with probability |d| / finest: it stands for the inverse of that, of |x| (1 - |x|). `symbols` takes those of all that may change, `escapes` [n + 1, 2] takes where each lies, and its symbol.
+    The variance of a symbol is f (1 - f), with f the fraction of x = d / tau. Where |d| is below the finest step, the
+    token is one of many, kept with probability |d| / finest: for the others it counts by the inverse of that.
+    `symbols` takes those of all that may change, `escapes` [n + 1, 2] where each lies, and its symbol.
     """
     some, outside, variance, k, i = 0, 0, 0.0, 0, 0
     for row in range(counts.size):
@@ -114,7 +115,7 @@ def _write(
         for _ in range(counts[row]):
             record = np.int64(packed[k])
             k += 1
-            found = 0
+            found = np.int64(0)
             if record >> CHANGES:
                 found = np.int64(symbols[i])
                 i += 1
