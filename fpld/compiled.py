@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,14 +19,26 @@ F = TypeVar("F", bound="Callable[..., object]")
 
 def kernel(function: F) -> F:
     """Compile a function when it is first called; without numba it runs as it is, slowly and with the same result."""
+    return _compiled(function)
+
+
+def bare(function: F) -> F:
+    """Compile a kernel that makes no arrays and does not count references to those that it is given.
+
+    Where small functions hand arrays on to each other, counting takes several times as long as all the rest.
+    """
+    return _compiled(function, _nrt=False)
+
+
+def _compiled(function: F, **options: Any) -> F:
     if not available():
         return function
     from numba import njit
 
     try:
-        return cast("F", njit(cache=True, nogil=True)(function))
+        return cast("F", njit(cache=True, nogil=True, **options)(function))
     except RuntimeError:  # no folder to keep it in
-        return cast("F", njit(nogil=True)(function))
+        return cast("F", njit(nogil=True, **options)(function))
 
 
 def inlined(function: F) -> F:

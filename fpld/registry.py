@@ -73,6 +73,7 @@ codecs: Registry[Codec] = Registry(
         "float32": "fpld.codecs.float32:FLOAT32",
         "predictive": "fpld.codecs.predictive.codec:PREDICTIVE",
         "predictive-strict": "fpld.codecs.predictive.codec:PREDICTIVE_STRICT",
+        "samples": "fpld.codecs.samples.codec:SAMPLES",
     },
 )
 rules: Registry[Rule] = Registry(

@@ -69,6 +69,7 @@ OWN = [
     Row("predictive-prior-dithered", codecs.get("predictive"), slots=5, prior=True),
     Row("predictive-strict", codecs.get("predictive-strict")),
     Row("predictive-strict-prior", codecs.get("predictive-strict"), prior=True),
+    Row("samples", codecs.get("samples"), prior=True),
 ]
 ROWS = [*OWN, *(Row(name, codec) for name, codec in peers(5).items())]
 

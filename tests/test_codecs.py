@@ -251,7 +251,7 @@ def test_codecs_that_need_a_prior_or_dither_make_use_of_it() -> None:
     assert len(set(found.values())) == len(found)
 
 
-@pytest.mark.parametrize("row", [row for row in OWN if "predictive" not in row.name], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in OWN if not row.codec.traits.prior], ids=lambda row: row.name)
 def test_reported_variance_and_bias_are_the_measured_ones(row: Row) -> None:
     """Means of squared errors and of exp(error - bias) over their expectations; false-alarm rate 1e-4 each."""
     plan = row.plan(contexts=500, vocab=200, rate=2.6 if "uniform" in row.name else 32.0)

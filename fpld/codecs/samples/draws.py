@@ -1,0 +1,74 @@
+"""Draws of sampled labels: for every coordinate a number of 32 bits that both ends know.
+
+A node's draws come from the run's key, the round, the node and the context, as its dither does, but from a stream of
+their own. The upper half of a draw is 16 bits of a word that two tokens share; the lower half is another word's, made
+only where it is asked for. The draw w stands for u = (w + 1/2) / 2^32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.codecs.dither import GOLDEN, MIX_1, MIX_2, Dither, mix
+from fpld.compiled import inlined
+
+if TYPE_CHECKING:
+    from fpld.types import Plan, Words
+
+ONE = 1 << 32
+_MASK = ONE - 1
+_CONTEXTS = 1024  # whose keys are made at once
+
+
+def keys_of(plan: Plan, rows: range) -> Words:
+    """Return four key words for each context; they are made for many contexts at once."""
+    firsts = range(rows.start // _CONTEXTS * _CONTEXTS, max(rows.stop, rows.start + 1), _CONTEXTS)
+    chunks = [_keys(plan, range(at, min(at + _CONTEXTS, plan.contexts))) for at in firsts]
+    parts = [chunk[max(rows.start - at, 0) : rows.stop - at] for at, chunk in zip(firsts, chunks, strict=True)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _keys(plan: Plan, rows: range) -> Words:
+    message = struct.pack("<II", plan.round, plan.node)
+    digest = hashlib.blake2b(message, key=plan.run_key, digest_size=16, person=b"fpld samples").digest()
+    k0, k1, s0, s1 = struct.unpack("<4I", digest)
+    return Dither((k0, k1), (s0, s1)).keys(rows)
+
+
+def uppers(key: Words, vocab: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    """Return the upper halves of a context's draws."""
+    pairs = mix(np.arange(-(-vocab // 2), dtype=np.uint32), key).astype("<u4")
+    return pairs.view("<u2")[:vocab]
+
+
+def all_draws(key: Words, vocab: int) -> Words:
+    """Return all draws of a context: the reference implementation of `draw`."""
+    lower = mix(np.arange(vocab, dtype=np.uint32), key[[3, 2, 1]]) >> np.uint32(16)
+    return uppers(key, vocab).astype(np.uint32) << np.uint32(16) | lower
+
+
+@inlined
+def mixed(index: Any, a: Any, b: Any, c: Any) -> Any:
+    """Hash an index as `fpld.codecs.dither.mix` does, in integers wider than 32 bits."""
+    h = (index * GOLDEN + a) & _MASK
+    h ^= h >> 16
+    h = ((h * MIX_1) & _MASK) ^ b
+    h ^= h >> 15
+    h = (h * MIX_2 + c) & _MASK
+    return h ^ (h >> 15)
+
+
+@inlined
+def draw(key: Any, upper: Any, v: Any) -> Any:
+    """Return the draw of token v, whose upper half is known."""
+    return int(upper) << 16 | mixed(int(v), int(key[3]), int(key[2]), int(key[1])) >> 16
+
+
+@inlined
+def log_place(distance: Any) -> Any:
+    """Return the place of a distance 1..2^32 in `grid.LOGS`: by its exponent and the three bits below."""
+    return (np.float64(distance).view(np.int64) >> 49) - (1023 << 3)
