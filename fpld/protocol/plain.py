@@ -59,7 +59,9 @@ def _apply(replies: Replies, observer: Observer, target: Floats32, rows: range, 
         decoded = _absolute(replies, k, rows, node)
         values, variance = decoded.values, np.asarray(decoded.variance, np.float32)
         work.add(decoded)
-        noise_of[k] = variance.sum(axis=-1).sum(dtype=np.float64) * (values.size / variance.size)
+        # What a codec estimates is what it is noisy in: sampled labels are probabilities, values their logarithms.
+        own = variance if decoded.chances is None else variance * np.exp(2 * values)
+        noise_of[k] = own.sum(axis=-1).sum(dtype=np.float64) * (values.size / own.size)
         noise += np.broadcast_to(variance, values.shape)[some]
         if observer.squares:
             squares[k] = np.square(values, dtype=np.float64).sum()
@@ -70,6 +72,8 @@ def _apply(replies: Replies, observer: Observer, target: Floats32, rows: range, 
     sample = None
     if observer.samples and some.size:
         sample = Sample(contexts, seen[0], seen[1], softmax(found), replies.prior(rows, some))
+    if replies.codec.traits.sparse:
+        return Part(noise_of, squares, np.zeros(2), 0, sample)  # no bounds of the paper's are about such a channel
     return Part(noise_of, squares, bracket(found, noise / count**2), some.size, sample)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fpld import compiled
 from fpld.codecs.predictive.codec import PREDICTIVE
+from fpld.codecs.samples.codec import SAMPLES
 from fpld.codecs.uniform.codec import UNIFORM
 from fpld.numerics import softmax, split
 from fpld.protocol.plain import side_by_side
@@ -21,12 +22,15 @@ from fpld.rules import MEAN, MIXTURE, PRECISION
 from fpld.rules.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fpld.codecs import Codec
+    from fpld.codecs.samples.reader import Sparse
     from fpld.protocol.replies import Observer, Replies
     from fpld.rules import Rule
+    from fpld.types import Ints
 
+_PRIOR = 1 << 21  # coordinates of the prior that are looked at together, by all nodes
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
 
 
@@ -116,9 +120,53 @@ def _predictive(
     return partial(Target.dense, target), parts()
 
 
+def _samples(
+    replies: Replies,
+    observer: Observer,  # noqa: ARG001  # the form of all ways
+    threads: int,  # noqa: ARG001
+) -> tuple[Callable[[], Target], Iterator[Part]]:
+    """Add up what labels change of the prior; of all coordinates only a block of the prior is held."""
+    count, vocab = len(replies.plans), replies.shape[1]
+    found: list[tuple[Ints, ...]] = []
+
+    def parts() -> Iterator[Part]:
+        ranges = split(*replies.shape, _PRIOR)
+        pairs = zip(replies.payloads, replies.plans, strict=True)
+        streams = [SAMPLES.reader(payload, plan).sparse(ranges) for payload, plan in pairs]
+        for _ in ranges:
+            blocks = [next(stream) for stream in streams]
+            found.append(_joined(blocks))
+            yield Part(np.array([block.noise for block in blocks]), np.zeros(count), np.zeros(2), 0)
+        for stream in streams:
+            next(stream, None)  # the end is checked
+
+    def finish() -> Target:
+        counts, tokens, changes = (np.concatenate(part) for part in zip(*found, strict=True))
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return Target.sparse(starts, tokens, (changes / count).astype(np.float32), vocab=vocab)
+
+    return finish, parts()
+
+
+def _joined(blocks: Sequence[Sparse]) -> tuple[Ints, ...]:
+    """Return all nodes' changes by context: how many there are in each, their tokens, and they, added up."""
+    counts = [np.diff(block.starts) for block in blocks]
+    rows = np.concatenate([np.repeat(np.arange(len(own)), own) for own in counts])
+    tokens = np.concatenate([block.tokens for block in blocks])
+    changes = np.concatenate([block.changes for block in blocks])
+    order = np.lexsort((tokens, rows))
+    rows, tokens, changes = rows[order], tokens[order], changes[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (np.diff(rows) != 0) | (np.diff(tokens) != 0)
+    places = np.flatnonzero(first)
+    added = np.add.reduceat(changes, places) if places.size else changes
+    return np.bincount(rows[places], minlength=len(counts[0])), tokens[places], added
+
+
 WAYS: Mapping[tuple[Codec, Rule], Way] = {
     (UNIFORM, MEAN): Way(partial(_uniform, weighted=False), kernels=True),
     (UNIFORM, PRECISION): Way(partial(_uniform, weighted=True), kernels=True),
     (PREDICTIVE, MEAN): Way(partial(_predictive, mixture=False), samples=True, one_prior=True),
     (PREDICTIVE, MIXTURE): Way(partial(_predictive, mixture=True), samples=True, one_prior=True),
+    (SAMPLES, MIXTURE): Way(_samples, one_prior=True),
 }

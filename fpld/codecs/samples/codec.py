@@ -38,7 +38,7 @@ class SamplesCodec:
     """Code unbiased labels from about three bits per context up, whatever the vocabulary; needs a prior."""
 
     code: int = 5
-    traits: ClassVar[Traits] = Traits(prior=True, refines=False, sparse=True)
+    traits: ClassVar[Traits] = Traits(prior=True, dither=True, refines=False, sparse=True)
 
     def least_bits(self, plan: Plan) -> float:
         """Return the least budget: three bits per context, and a few bytes for the payload."""

@@ -3,6 +3,9 @@
 A node's draws come from the run's key, the round, the node and the context, as its dither does, but from a stream of
 their own. The upper half of a draw is 16 bits of a word that two tokens share; the lower half is another word's, made
 only where it is asked for. The draw w stands for u = (w + 1/2) / 2^32.
+
+Stratified over several slots, all nodes have the same draws but for a shift of the upper half by slot / slots: each
+node's draws are as uniform as before, and what one node's label has too much of another's tends to lack.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _CONTEXTS = 1024  # whose keys are made at once
 
 
 def keys_of(plan: Plan, rows: range) -> Words:
-    """Return four key words for each context; they are made for many contexts at once."""
+    """Return four key words for each context, and the slot's shift; they are made for many contexts at once."""
     firsts = range(rows.start // _CONTEXTS * _CONTEXTS, max(rows.stop, rows.start + 1), _CONTEXTS)
     chunks = [_keys(plan, range(at, min(at + _CONTEXTS, plan.contexts))) for at in firsts]
     parts = [chunk[max(rows.start - at, 0) : rows.stop - at] for at, chunk in zip(firsts, chunks, strict=True)]
@@ -33,16 +36,20 @@ def keys_of(plan: Plan, rows: range) -> Words:
 
 
 def _keys(plan: Plan, rows: range) -> Words:
-    message = struct.pack("<II", plan.round, plan.node)
-    digest = hashlib.blake2b(message, key=plan.run_key, digest_size=16, person=b"fpld samples").digest()
+    shared = plan.slots > 1
+    message = struct.pack("<II", plan.round, plan.slots if shared else plan.node)
+    person = b"fpld strata" if shared else b"fpld samples"
+    digest = hashlib.blake2b(message, key=plan.run_key, digest_size=16, person=person).digest()
     k0, k1, s0, s1 = struct.unpack("<4I", digest)
-    return Dither((k0, k1), (s0, s1)).keys(rows)
+    shift = np.full((len(rows), 1), (plan.slot << 16) // plan.slots, np.uint32)
+    return np.concatenate([Dither((k0, k1), (s0, s1)).keys(rows), shift], axis=1)
 
 
 def uppers(key: Words, vocab: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
     """Return the upper halves of a context's draws."""
     pairs = mix(np.arange(-(-vocab // 2), dtype=np.uint32), key).astype("<u4")
-    return pairs.view("<u2")[:vocab]
+    shifted: np.ndarray[Any, np.dtype[np.uint16]] = pairs.view("<u2")[:vocab] + np.uint16(key[4])
+    return shifted
 
 
 def all_draws(key: Words, vocab: int) -> Words:

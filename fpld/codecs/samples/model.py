@@ -59,7 +59,8 @@ def start_learning(learnt: Array | None) -> Array:
 
 def learnt_from(learning: Array) -> Array:
     """Return what was learnt, in 2^-16, none of it zero."""
-    return np.clip(learning >> (BITS - 16 + MET), 1, (1 << 16) - 1).astype(np.uint16)
+    learnt: Array = np.clip(learning >> (BITS - 16 + MET), 1, (1 << 16) - 1).astype(np.uint16)
+    return learnt
 
 
 @inlined

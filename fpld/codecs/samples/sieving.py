@@ -80,7 +80,8 @@ if available():
     @bare
     def _halves(key: Any, words: Any, first: Any, last: Any) -> None:
         """Fill words from number `first` on: `fpld.codecs.dither.mix`."""
-        counter, b, c = uint32(key[0] + uint32(uint32(first) * _GOLDEN)), key[1], key[2]
+        counter, b, c, low = uint32(key[0] + uint32(uint32(first) * _GOLDEN)), key[1], key[2], uint32(key[4])
+        high = uint32(low << uint32(16))
         for j in range(uint64(first), uint64(last)):
             h = uint32(counter ^ (counter >> uint32(16)))
             counter = uint32(counter + _GOLDEN)
@@ -90,7 +91,7 @@ if available():
             h = uint32(h * _MIX_2)
             h = uint32(h + c)
             h ^= h >> uint32(15)
-            words[j] = h
+            words[j] = uint32((h & uint32(0xFFFF0000)) + high) | (uint32(h + low) & uint32(0xFFFF))
 
     @bare
     def _mark(
