@@ -6,7 +6,7 @@ The result does not depend on the number of threads.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fpld.codecs import Codec
-    from fpld.protocol.replies import Observer, Replies
+    from fpld.protocol.replies import Observer, Replies, Target
     from fpld.protocol.ways import Way
     from fpld.rules import Rule
     from fpld.types import Floats
@@ -30,7 +30,7 @@ class Combined(NamedTuple):
     `lower` and `upper` bound the KL that coding has cost, in nats per context.
     """
 
-    target: np.ndarray[Any, np.dtype[np.float32]]
+    target: Target
     nodes: list[int]
     noise: Floats
     squares: Floats
@@ -46,7 +46,7 @@ def combine(
 ) -> Combined:
     """Combine replies while the observer looks on; no threads: one for each core that this process may use."""
     way = fast_way(ways, replies, observer)
-    run = plain if way is None else way.combine
+    run = plain if way is None else way.run
     target, parts = run(replies, observer, threads or len(os.sched_getaffinity(0)))
     noise, squares, bracket, contexts = np.zeros(len(replies.plans)), np.zeros(len(replies.plans)), np.zeros(2), 0
     for part in parts:

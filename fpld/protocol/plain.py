@@ -7,7 +7,7 @@ that of the result and of a few blocks, whatever the number of nodes.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,15 +17,13 @@ from fpld.protocol.replies import Part, Sample, bracket
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from fpld.protocol.replies import Observer, Replies
+    from fpld.protocol.replies import Observer, Replies, Target
     from fpld.types import Decoded
-
-    Floats32 = np.ndarray[Any, np.dtype[np.float32]]
 
 _BLOCK = 1 << 20  # coordinates that a thread works on at a time
 
 
-def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Floats32, Iterator[Part]]:
+def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Target, Iterator[Part]]:
     """Return the target, which is whole once all parts were taken, and the parts in the order of their contexts."""
     target = np.empty(replies.shape, np.float32)
     contexts, vocab = replies.shape
@@ -43,7 +41,7 @@ def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Floats32,
     return target, side_by_side(work, blocks, threads)
 
 
-def _apply(replies: Replies, observer: Observer, target: Floats32, rows: range, nodes: Iterable[Decoded]) -> Part:
+def _apply(replies: Replies, observer: Observer, target: Target, rows: range, nodes: Iterable[Decoded]) -> Part:
     """Apply the rule to a block, node by node."""
     count, vocab = len(replies.plans), target.shape[1]
     contexts = replies.sampled()

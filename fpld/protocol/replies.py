@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fpld.types import Floats, Ints, Plan
 
     Floats32 = np.ndarray[Any, np.dtype[np.float32]]
+    Target = Floats32  # what a student learns from, logits [m, V]
 
 _SAMPLE = 1 << 18  # coordinates of a node that bounds and estimates are from
 _BOUNDS = 1 << 15  # coordinates at a time: what bounds are computed from stays in the cache

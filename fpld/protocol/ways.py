@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,34 +20,27 @@ from fpld.protocol.replies import Part, Sample, bracket
 from fpld.rules import MEAN, MIXTURE, PRECISION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fpld.codecs import Codec
-    from fpld.protocol.replies import Observer, Replies
+    from fpld.protocol.replies import Observer, Replies, Target
     from fpld.rules import Rule
 
-    Floats32 = np.ndarray[Any, np.dtype[np.float32]]
+    Run = Callable[[Replies, Observer, int], tuple[Target, Iterator[Part]]]
 
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
-
-
-class Combining(Protocol):
-    """Return the target, which is whole once all parts were taken, and the parts in the order of their contexts."""
-
-    def __call__(self, replies: Replies, observer: Observer, threads: int) -> tuple[Floats32, Iterator[Part]]:
-        """Combine on so many threads."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """A fast way, and whom it can serve.
 
-    `samples`, `squares`: observers that want those. `one_prior`: the plans must share one prior. `kernels`: there is
-    nothing without numba. None serves sequential refinement.
+    `run` combines on so many threads: it returns the target, which is whole once all parts were taken, and the parts in
+    the order of their contexts. `samples`, `squares`: observers that want those. `one_prior`: the plans must share one
+    prior. `kernels`: there is nothing without numba. None serves sequential refinement.
     """
 
-    combine: Combining
+    run: Run
     samples: bool = False
     squares: bool = False
     one_prior: bool = False
@@ -74,7 +67,7 @@ def _uniform(
     threads: int,
     *,
     weighted: bool,
-) -> tuple[Floats32, Iterator[Part]]:
+) -> tuple[Target, Iterator[Part]]:
     """Decode and add in one pass; `weighted` by the inverse of the variance."""
     from fpld.codecs.uniform import fast  # brings numba along
 
@@ -92,9 +85,7 @@ def _uniform(
     return target, side_by_side(work, split(*replies.shape, _BLOCK), threads)
 
 
-def _predictive(
-    replies: Replies, observer: Observer, threads: int, *, mixture: bool
-) -> tuple[Floats32, Iterator[Part]]:
+def _predictive(replies: Replies, observer: Observer, threads: int, *, mixture: bool) -> tuple[Target, Iterator[Part]]:
     """Add up what nodes sent beside zeros, which they share; for a `mixture`, their probabilities."""
     from fpld.codecs.predictive.adding import add_up  # brings numba along
 
