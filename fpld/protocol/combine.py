@@ -48,7 +48,7 @@ def combine(
 ) -> Combined:
     """Combine replies while the observer looks on; no threads: one for each core that this process may use."""
     way = fast_way(ways, replies, observer)
-    run = plain if way is None else way.combine
+    run = plain if way is None else way.run
     finish, parts = run(replies, observer, threads or len(os.sched_getaffinity(0)))
     noise, squares, bracket, contexts = np.zeros(len(replies.plans)), np.zeros(len(replies.plans)), np.zeros(2), 0
     for part in parts:

@@ -52,7 +52,7 @@ class Way:
     nothing without numba. None serves sequential refinement.
     """
 
-    combine: Combining
+    run: Combining
     samples: bool = False
     squares: bool = False
     one_prior: bool = False

@@ -11,12 +11,13 @@ The decoder takes z less its mean distance to i. The error is at most half a ste
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from fpld.codecs.dither import Units
@@ -52,18 +53,21 @@ def dequantize(symbols: Ints, centres: Floats, halves: Floats, levels: Ints, uni
     return values
 
 
-def errors(halves: Floats, levels: Ints) -> tuple[Floats32, Floats32]:
+def errors(halves: Floats, runs: Sequence[tuple[int, int]]) -> tuple[Floats32, Floats32]:
     """Return the error's variance and its bias, see `fpld.types.Decoded`: each [rows or 1, V or 1].
 
-    The variance is step^2 / 12; that of a value which is not sent is its largest square.
+    `runs` of coordinates have the same number of levels (`fpld.codecs.uniform.radix.runs`). The variance is
+    step^2 / 12; that of a value which is not sent is its largest square.
     """
     if (halves == halves[:1]).all():
         halves = halves[:1]  # one clip for all contexts
-    edges = [0, *(np.flatnonzero(np.diff(levels)) + 1).tolist(), len(levels)]  # levels come in runs
-    kinds = levels[edges[:-1]]
+    kinds, counts = np.array(runs).T
     step = steps(halves, kinds)
     variance = np.where(kinds == 1, halves[:, None] ** 2, step * step / 12.0)
-    return _repeated(variance.astype(np.float32), edges), _repeated(bias(variance).astype(np.float32), edges)
+    found = variance.astype(np.float32), bias(variance).astype(np.float32)
+    if len(runs) == 1:
+        return found
+    return np.repeat(found[0], counts, axis=1), np.repeat(found[1], counts, axis=1)
 
 
 def bias(variance: Floats) -> Floats:
@@ -76,13 +80,3 @@ def bias(variance: Floats) -> Floats:
     safe = np.maximum(half, 1e-3)  # below, there would be 0 / 0
     result: Floats = np.where(half < 1e-3, half**2 / 6, safe + np.log(-np.expm1(-2 * safe) / (2 * safe)))
     return result
-
-
-def _repeated(kinds: Floats32, edges: list[int]) -> Floats32:
-    """Return [rows, V] from what each run of coordinates has; [rows, 1] where there is one run."""
-    if kinds.shape[1] == 1:
-        return kinds
-    out = np.empty((len(kinds), edges[-1]), np.float32)
-    for i, (start, stop) in enumerate(pairwise(edges)):
-        out[:, start:stop] = kinds[:, i : i + 1]
-    return out

@@ -125,7 +125,7 @@ class UniformCodec:
         parts, counts = [], []
         for layout, block in shared.blocks(rows):
             out = slice(block.start - rows.start, block.stop - rows.start)
-            parts.append(channel.errors(halves[out], layout.levels()))
+            parts.append(channel.errors(halves[out], radix.runs(layout)))
             counts.append(len(block))
             if fast:
                 fast.add([payload], [plan], block, values[out])

@@ -78,6 +78,23 @@ class Layout:
         return np.concatenate(radices).astype(np.int64) << self.low
 
 
+@lru_cache(maxsize=256)
+def runs(layout: Layout) -> tuple[tuple[int, int], ...]:
+    """Return how many levels coordinates have, in runs of coordinates that have the same: (levels, coordinates).
+
+    >>> runs(layout(256, 75))
+    ((5, 186), (4, 31), (7, 12), (6, 24), (7, 1), (6, 2))
+    """
+    found: list[tuple[int, int]] = []
+    for group in layout.groups:
+        for radix in group.radices:
+            levels, count = radix << layout.low, group.lanes
+            if found and found[-1][0] == levels:
+                count += found.pop()[1]
+            found.append((levels, count))
+    return tuple(found)
+
+
 def radices(width: int, digits: int, most: int = MAX_RADIX) -> tuple[int, ...]:
     """Choose `digits` radices whose product fits into `width` bits, as large and as equal as can be.
 
