@@ -31,6 +31,8 @@ from fpld.students.choice import parse as parse_student
 from fpld.students.configs import HuggingFaceConfig
 from fpld.units import parse_rate
 
+AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[Positive, BeforeValidator(parse_rate)]
@@ -65,10 +67,16 @@ class RunSection(Section):
 
 
 class BaselinesSection(Section):
-    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule."""
+    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule.
+
+    `rounds` are the numbers of rounds that FedAvg splits the nodes' local steps into, each a row of the table (without
+    it: those of the run); `fedavg_rate` is the learning rate of its nodes (without it: that of [local]).
+    """
 
     methods: list[Baseline] = ["alone", "pooled", "fedavg", "float32"]
     rate: Positive | None = None
+    rounds: Annotated[list[Count], Field(min_length=1)] | None = None
+    fedavg_rate: Positive | None = None
 
 
 class DataSection(Section):
@@ -234,10 +242,14 @@ class Config(Section):
             raise ValueError("probe.fresh must be false when codec.against is 'own': refinement keeps its contexts")
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
             raise ValueError("combine.broadcast must be 'logits' when nodes have students of their own")
-        if self.combine.broadcast == "logits" and "fedavg" in self.baselines.methods:
+        averaging = [name for name in self.baselines.methods if name in AVERAGING]
+        if self.combine.broadcast == "logits" and averaging:
             raise ValueError(
-                "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
+                f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
             )
+        steps, asked = self.local.steps * self.run.rounds, self.baselines.rounds or []
+        if any(steps % rounds for rounds in asked):
+            raise ValueError(f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}")
         if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
             raise ValueError(
                 f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "

@@ -31,17 +31,21 @@ if TYPE_CHECKING:
     from fpld.storage.folder import Arrays
     from fpld.students import Student
 
-STATE = "state.safetensors"
+STATE, MODEL = "state.safetensors", "model.safetensors"
 _MODEL = "model/"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node works: its folder of the run, the folder of the files that its part names, its tokens."""
+    """Where a node works: its folder of the run, the folder of the files that its part names, its tokens.
+
+    `keep`: the model that a round's training ends with is kept in the folder, for those who compare.
+    """
 
     folder: Path
     files: Path
     text: Path
+    keep: bool = False
 
 
 def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
@@ -68,6 +72,8 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     seed = derive_seed(part.seed, "local", node.round, part.index)
     tokens = read_arrays(place.text)[0]["tokens"]
     student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
+    if place.keep:
+        store.write_arrays(MODEL, student.state())
     node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" else student.state())
     return frame

@@ -56,10 +56,12 @@ def round_rows(run: Run) -> list[Row]:
             "answered": len(line.nodes),
             "heldout_loss": line.heldout_loss,
             "kl": line.kl,
+            "gain": line.gain,
             "bandwidth_lower": line.bandwidth_lower,
             "bandwidth_upper": line.bandwidth_upper,
             "round_bytes": line.sent,
             "all_bytes": sent,
+            "downlink_bytes": line.downlink_bytes,
             "seconds": round(sum(line.phases.values()), 3),
         }
         for line, sent in zip(run.trace, run.uplink, strict=True)

@@ -63,7 +63,8 @@ class LocalEngine:
     def place(self, node: int) -> Place:
         """Return where a node works."""
         run = self._setup.run.path
-        return Place(self._federation.store.path / f"nodes/{node}", run, run / f"text/{node}.safetensors")
+        folder = self._federation.store.path / f"nodes/{node}"
+        return Place(folder, run, run / f"text/{node}.safetensors", keep=bool(self._setup.config.baselines.methods))
 
     def _submit(self, node: int, task: Task) -> Future[bytes]:
         data = task.to_bytes()
