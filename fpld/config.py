@@ -121,12 +121,15 @@ class TokenizerSection(Section):
 
 
 class NodeSection(Section):
-    """[[nodes]]: a site. `bits` (per coordinate) or `uplink` with [budget] deadline is the most it may send a round."""
+    """[[nodes]]: a site. The most it may send a round: `bits` per coordinate, `context_bits` per probe context, or
+    what its `uplink` carries within [budget] deadline.
+    """
 
     name: Name
     label: str | None = None
     data: str | None = None
     bits: Positive | None = None
+    context_bits: Positive | None = None
     uplink: Rate | None = None
     clip: Positive | None = None
     weight: Positive | None = None
@@ -134,8 +137,8 @@ class NodeSection(Section):
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        if (self.bits is None) == (self.uplink is None):
-            raise ValueError("needs either bits or uplink")
+        if sum(limit is not None for limit in (self.bits, self.context_bits, self.uplink)) != 1:
+            raise ValueError("needs one of bits, context_bits and uplink")
         return self
 
 

@@ -96,7 +96,8 @@ def write(source: Source, plan: Forecast) -> str:
         raise InputError(f"the configuration cannot be edited: {error}") from None
     forecasts = zip(plan.known.sites, plan.bits_per_coordinate, plan.bytes_sent, plan.seconds, strict=True)
     for node, (site, bits, count, seconds) in zip(document["nodes"], forecasts, strict=True):
-        node.pop("uplink", None)
+        for limit in ("uplink", "context_bits"):
+            node.pop(limit, None)
         node["bits"] = float(bits)
         if site.rate is not None:
             node["bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")

@@ -172,7 +172,7 @@ def test_resume_goes_on_and_a_finished_run_stays(
             [("bits = 1.5", "bits = 0.005")],
             "'north' may send 0.005 bits per coordinate a round, the codec 'predictive' needs",
         ),
-        ([("bits = 1.5", "")], "nodes[0]: needs either bits or uplink"),
+        ([("bits = 1.5", "")], "nodes[0]: needs one of bits, context_bits and uplink"),
         ([("bits = 1.5", 'uplink = "9 parsec"')], "nodes[0].uplink: must be a rate such as '64 kbit/s'"),
         ([('name = "north"', 'name = "../north"')], "nodes[0].name"),
         ([('name = "north"', 'name = "east"')], "nodes: names must differ"),
