@@ -90,9 +90,9 @@ def draws(plan: Plan) -> np.ndarray:
     for context in range(plan.contexts):
         a, b, c, d = philox4x32(np.array([0, context, s0, s1], np.uint32), (k0, k1))
         for v in range(plan.vocab):
-            word = int(mix(np.uint32([v // 2]), np.array([a, b, c]))[0]) >> 16 * (v % 2)
+            word = int(mix(np.array([v // 2], np.uint32), np.array([a, b, c]))[0]) >> 16 * (v % 2)
             upper = (word + 65536 * plan.slot // plan.slots) % 65536
-            found[context, v] = upper << 16 | int(mix(np.uint32([v]), np.array([d, c, b]))[0]) >> 16
+            found[context, v] = upper << 16 | int(mix(np.array([v], np.uint32), np.array([d, c, b]))[0]) >> 16
     return found
 
 

@@ -26,7 +26,7 @@ _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed f
 def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
     """Make the student of a [student] table, for a vocabulary of V tokens."""
     one_thread(choice.kind)
-    return student_class(choice.kind).make(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
+    return student_class(choice.kind)(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
 
 
 def open_student(base: Path, state: Arrays | None = None) -> Student:
