@@ -39,7 +39,7 @@ def open_student(base: Path, state: Arrays | None = None) -> Student:
 
 
 def one_thread(kind: str) -> None:
-    """Let PyTorch use one thread: bits depend on it, and one process per node is faster than threads."""
+    """Set PyTorch to one thread: bits depend on it, and one process per node is faster than threads."""
     student_class(kind)
     if "torch" in sys.modules:  # the kind's own import has brought it, if it needs it
         from fpld.students.gradient import use_threads

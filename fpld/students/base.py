@@ -28,7 +28,7 @@ VERSION = "1"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Distillation:
-    """Say how a student is distilled; the fields are the arguments of `Student.distill`."""
+    """State how a student is distilled; the fields are the arguments of `Student.distill`."""
 
     steps: int
     seed: int
@@ -70,7 +70,7 @@ class Student(ABC):
         return {name: value.copy() for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over parameters that `load_state` has checked."""
+        """Replace the parameters by some that `load_state` has checked."""
         vars(self).update({name: value.copy() for name, value in state.items()})
 
     @abstractmethod
@@ -79,11 +79,11 @@ class Student(ABC):
 
     @abstractmethod
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
-        """Do the work of `finetune`."""
+        """Train as `finetune` says, with arguments that it has checked."""
 
     @abstractmethod
     def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
-        """Do the work of `distill`; a relative target comes with a reference, a copy of the student at its start."""
+        """Train as `distill` says; a relative target comes with a reference, a copy of the student at its start."""
 
     @property
     def vocab(self) -> int:
