@@ -187,7 +187,7 @@ def test_the_sieve_leaves_out_no_candidate_and_is_the_same_in_numpy(change: bool
             for sift in (sieving.sift, sieving.sift_reference):
                 scratch = sieving.Scratch.make(6001)
                 end = min(lane + sieving.LANES, 6001)
-                count = sift(key, flat, d, 0, lane, end, 1 / tau, *bounds[:4], *scratch)
+                count = sift(key, flat, d, 0, lane, end, 1 / tau, bounds, scratch)
                 found.append(scratch.places[:count].copy())
                 assert np.array_equal(scratch.halves[lane:end], upper[lane:end])
             assert np.array_equal(found[0], found[1])
