@@ -27,7 +27,7 @@ MAX_SLOTS = 2**16  # as many points as the dither's interval has
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Say what one node is to send in one round: all that encoder and decoder must agree on.
+    """State what one node is to send in one round: all that encoder and decoder must agree on.
 
     `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
     centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def run_id(self) -> bytes:
-        """Name the run without giving its key away (16 bytes)."""
+        """Return a name of the run that does not reveal its key (16 bytes)."""
         return hashlib.blake2b(b"run id", key=self.run_key, digest_size=16, person=b"fpld v1").digest()
 
     @property

@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 
 
 class Inline(Executor):
-    """Do jobs in this process, one at a time: for tests, and when no processes are wanted."""
+    """Run jobs in this process, one at a time: for tests, and when no processes are wanted."""
 
     def __init__(self) -> None:
         # Several threads submit; loading a model and drawing its first weights touch what the process has once.
         self._one = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run now; the future is done when it is returned."""
+        """Run the job; the future is done when it is returned."""
         future: Future[Any] = Future()
         try:
             with self._one:
@@ -35,7 +35,7 @@ class Inline(Executor):
 
 
 class Counting(Executor):
-    """Hand jobs on to a pool, and say how many of `total` are done: a line of the log with `done` and `total`."""
+    """Submit jobs to a pool, and log how many are done: a line with `done` and `total`."""
 
     def __init__(self, pool: Executor, total: int) -> None:
         self._pool, self._total, self._done = pool, total, 0

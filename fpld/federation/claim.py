@@ -33,7 +33,7 @@ def claim(store: RunFolder, text: str, resume: bool) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Say what runs: versions of Python, of this package and of what it stands on."""
+    """Return the versions of Python, of this package and of its main dependencies."""
     found = {"python": platform.python_version(), "machine": platform.platform(), "fpld": fpld.__version__}
     for name in ("numpy", "torch", "tokenizers", "transformers"):
         try:

@@ -44,7 +44,7 @@ class Engine(Protocol):
     """What moves bytes between the aggregator and its nodes."""
 
     def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[Absence]:
-        """Let the nodes do their tasks, deliver each frame as it comes; return who did not answer, and why."""
+        """Run the tasks at their nodes, deliver each frame as it comes; return which nodes did not answer, and why."""
 
     def evaluate(self, student: Arrays) -> Heldout:
         """Evaluate the student on the nodes' held-out texts."""

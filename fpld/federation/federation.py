@@ -74,7 +74,7 @@ class Federation:
         return self._closed[0].student
 
     def advance(self, engine: Engine) -> Line:
-        """Do one round and return its line of the trace."""
+        """Run one round; return its line of the trace."""
         tasks = self.open()
         self.close(engine.collect(tasks, self.deliver))
         return self.finish(engine.evaluate(self.student))

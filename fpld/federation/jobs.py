@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def node_round(part: Part, place: Place, task: bytes) -> bytes:
-    """Let a node do a task."""
+    """Run a node's round: `work`."""
     return work(part, place, task)
 
 

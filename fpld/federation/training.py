@@ -26,7 +26,7 @@ _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed f
 def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
     """Make the student of a [student] table, for a vocabulary of V tokens."""
     one_thread(choice.kind)
-    return student_class(choice.kind).make(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
+    return student_class(choice.kind)(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
 
 
 def open_student(base: Path, state: Arrays | None = None) -> Student:
@@ -39,7 +39,7 @@ def open_student(base: Path, state: Arrays | None = None) -> Student:
 
 
 def one_thread(kind: str) -> None:
-    """Let PyTorch use one thread: bits depend on it, and one process per node is faster than threads."""
+    """Set PyTorch to one thread: bits depend on it, and one process per node is faster than threads."""
     student_class(kind)
     if "torch" in sys.modules:  # the kind's own import has brought it, if it needs it
         from fpld.students.gradient import use_threads

@@ -49,7 +49,7 @@ class Place:
 
 
 def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
-    """Do a task and return the frame to send, sealed with the key; a task done before gives the very same frame.
+    """Run a task; return the frame to send, sealed with the key. A task that was answered before has the same frame.
 
     Where this machine cannot compute the prior as the aggregator did, a message that asks for blocks of it is returned,
     before any training.

@@ -29,7 +29,7 @@ _NOTES, _SENT = "notes.", "sent."  # of the prior, likewise
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Task:
-    """Tell a node what to do in a round.
+    """State what a node is to do in a round.
 
     `against` is what the node codes its logits against: nothing, or its own last reconstruction (sequential
     refinement). `broadcast` is what `arrays` holds: nothing (the node goes on with what it has), the student's

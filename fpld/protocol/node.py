@@ -36,7 +36,7 @@ _BLOCK = 1 << 20  # coordinates of an array that are centred at a time
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """What a node must keep between messages; `receive` and `answer` give the next one."""
+    """What a node must keep between messages; `receive` and `answer` return the next one."""
 
     index: int
     probe: bytes

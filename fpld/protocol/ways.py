@@ -35,7 +35,7 @@ _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node w
 
 
 class Combining(Protocol):
-    """Return the parts in the order of their contexts, and before them what gives the target once all were taken."""
+    """Return a function that makes the target once all parts were taken, and the parts in order of contexts."""
 
     def __call__(
         self, replies: Replies, observer: Observer, threads: int

@@ -101,7 +101,7 @@ def aggregator_in(phase: AggregatorPhase, rounds: int = 2) -> Aggregator:
 
 
 def happen(aggregator: Aggregator, event: AggregatorEvent) -> object:
-    """Let an event happen; for a frame return why it was refused."""
+    """Apply an event; for a frame return why it was refused."""
     arrays, meta = Aggregator(settings()).state()
     if event is AggregatorEvent.OPEN:
         return aggregator.open("none", {})

@@ -75,7 +75,7 @@ class Material:
         tokens, values, drawn = np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.uint32)
         source = keys_of(self.plan, rows), prior.ravel(), change.ravel(), self.plan.vocab
         scale = 1 / grid.step_size(self.finest), self._ratios, LOGS
-        _collect(*source, *scale, *self._sieve[:4], *self._scratch, packed, tokens, values, drawn, counts)
+        _collect(*source, *scale, self._sieve, self._scratch, packed, tokens, values, drawn, counts)
         kept, changing = counts.sum(axis=0)
         ends = tuple(part[:changing].copy() for part in (tokens, values, drawn))
         self._parts.append((packed[:kept].copy(), *ends, counts[:, 0]))
@@ -96,16 +96,8 @@ def _collect(
     inverse: Any,
     ratios: Any,
     logs: Any,
-    always: Any,
-    above: Any,
-    reach: Any,
-    width: Any,
-    words: Any,
-    halves: Any,
-    marks: Any,
-    eights: Any,
-    some: Any,
-    places: Any,
+    sieve: Any,
+    scratch: Any,
     packed: Any,
     tokens: Any,
     values: Any,
@@ -113,13 +105,13 @@ def _collect(
     counts: Any,
 ) -> None:
     """Keep what may be coded; `counts` [n, 2] takes how many of a context are kept, and how many of them may change."""
+    halves, places = scratch.halves, scratch.places
     n, changing = 0, 0
     for row in range(keys.shape[0]):
         key, at, before, earlier = keys[row], row * vocab, n, changing
         for lane in range(0, vocab, LANES):
             ends = lane, min(lane + LANES, vocab)
-            sieve = always, above, reach, width
-            count = sift(key, prior, change, at, *ends, inverse, *sieve, words, halves, marks, eights, some, places)
+            count = sift(key, prior, change, at, *ends, inverse, sieve, scratch)
             for k in range(count):
                 v = places[k]
                 u, d, level = draw(key, halves[v], v), np.float64(change[at + v]), -np.int64(prior[at + v])

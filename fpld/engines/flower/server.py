@@ -104,7 +104,7 @@ def _session(store: RunFolder) -> bytes:
 
 @contextlib.contextmanager
 def _status(store: RunFolder) -> Iterator[None]:
-    """Write to the run's folder whether the run goes on, is done or has failed, for who started it."""
+    """Write to the run's folder whether the run goes on, is done or has failed."""
     store.write_json(STATUS, {"state": "running"})
     try:
         yield

@@ -217,7 +217,7 @@ class ProbeLogitDistillation(Strategy):
         return MetricRecord({name: value for name, value in known.items() if value is not None})
 
     def summary(self) -> None:
-        """Say what is about to happen."""
+        """Log how many rounds and nodes there are."""
         settings, done = self.federation.setup.settings, self.federation.state.round
         after = f", of which {done} are done" if done else ""
         names = ", ".join(settings.names)
