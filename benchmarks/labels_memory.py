@@ -107,7 +107,7 @@ def encode(shape: tuple[int, int], nodes: int, bits: float, node: int, path: Pat
 
 
 def aggregate(shape: tuple[int, int], bits: float, frames: list[Path], *, computed: bool) -> dict[str, Any]:
-    """Check, spool and combine the frames in this process; what counts is the peak less what it held before the first of them."""
+    """Check, spool and combine the frames in this process; measure its peak beyond what it held before them."""
     prior = prior_of(shape, computed=computed)
     aggregator, _ = aggregator_of(shape, len(frames), bits, prior)
     before, start, sent = resident(), time.perf_counter(), 0

@@ -181,7 +181,7 @@ def _write(rows: list[Row], out: Path) -> list[str]:
     try:
         write_csv(out / f"{NAME}.csv", rows)
         scenes = len({row["scene"] for row in rows})
-        files = save_figure(partial(draw, rows), out / NAME, (4.2 * scenes + 1.8, 4.2))
+        files = save_figure(partial(draw, rows), out / NAME, (4.2 * scenes + 1.8, 8.0))
     except MissingExtraError as error:
         return [str(out / f"{NAME}.csv"), f"no figure ({error})"]
     except OSError as error:
