@@ -24,21 +24,8 @@ from fpld.numerics import softmax
 from fpld.storage.arrays import write_arrays
 from fpld.types import Plan
 
-COLUMNS = [
-    "scene",
-    "codec",
-    "bits",
-    "context_bits",
-    "bits_sent",
-    "kl",
-    "mse",
-    "noise",
-    "slope",
-    "slope_se",
-    "encode_ratio",
-    "decode_ratio",
-    "above_limit",
-]
+COLUMNS = ["scene", "codec", "bits", "context_bits", "bits_sent", "kl", "mse", "noise", "slope", "slope_se"]
+COLUMNS += ["encode_ratio", "decode_ratio", "above_limit"]
 OWN = {"float32", "predictive", "predictive-strict", "uniform", "uniform-clip"}
 
 
