@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MARGIN = 2e-5  # nats: what the floats of two machines may differ by
 BLOCK = 1 << 18  # coordinates with one digest
+_KEPT = 8  # blocks that were computed last: those that all nodes of a round are read against in turn
 DIGEST_BYTES = 8
 _SKIP = (1 << 15) - 1  # a gap that says: go on by so many coordinates, none is noted there
 
@@ -161,12 +162,13 @@ class ComputedPrior:
         return whole[first : first + len(rows)]
 
     def _checked(self, block: int) -> Integers:
-        """Return a block, and only the one that the aggregator holds; the last is kept, since reading is in order."""
+        """Return a block, and only the one that the aggregator holds; the last are kept, since reading is in order."""
         if block not in self._last:
             integers = self._integers(block)
             if _digest(integers) != self.notes.digests[block].tobytes():
                 raise InputError(f"block {block} of the prior differs from the aggregator's: ask for it")
-            self._last.clear()
+            while len(self._last) >= _KEPT:
+                del self._last[next(iter(self._last))]  # the oldest
             self._last[block] = integers
         return self._last[block]
 

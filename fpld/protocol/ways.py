@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fpld.rules import Rule
     from fpld.types import Ints
 
-_PRIOR = 1 << 21  # coordinates of the prior that are looked at together, by all nodes
+_PRIOR = 1 << 20  # coordinates of the prior that are looked at together, by all nodes
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
 
 
