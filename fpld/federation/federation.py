@@ -15,7 +15,7 @@ import numpy as np
 from fpld.errors import QuorumError
 from fpld.federation.log import RESULT
 from fpld.federation.progress import Progress
-from fpld.federation.rounds import Setup, begin, close_round, open_round, settings
+from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings
 from fpld.federation.state import commit, recall
 from fpld.protocol import Aggregator
 from fpld.storage.folder import RunFolder
@@ -52,7 +52,8 @@ class Federation:
     ) -> None:
         self.name, self.store = name, RunFolder(run.path / name)
         self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}), pool)
-        self.state, self.trace = recall(self.store) or (begin(self.setup), [])
+        self.identity = identity(self.setup, name)
+        self.state, self.trace = recall(self.store, run=self.identity) or (begin(self.setup), [])
         self.aggregator = Aggregator(self.setup.settings)
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}
@@ -124,7 +125,7 @@ class Federation:
         state, line = self._closed
         line = line | _worth(heldout) | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
         line = line | {"seconds": self._progress.seconds}
-        commit(self.store, state, [*self.trace, line])
+        commit(self.store, state, [*self.trace, line], run=self.identity)
         self.state = state
         self.trace.append(line)
         self._progress.phase("closed")

@@ -6,6 +6,7 @@ Both are the same whatever the engine. What the next round needs is in the state
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ from fpld.federation.state import State
 from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
 from fpld.seeds import derive_key, derive_seed
+from fpld.storage.files import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,6 +64,14 @@ class Info(NamedTuple):
 
     combined: Combined
     line: Line
+
+
+def identity(setup: Setup, name: str) -> str:
+    """Name a federation of a run by all that it comes from: its key, its configuration, its probe set."""
+    said = {"name": name, "config": setup.config.model_dump(mode="json"), "probe": setup.settings.probe.hex()}
+    return hashlib.blake2b(
+        canonical_json(said), key=setup.settings.run_key, digest_size=32, person=b"fpld federation"
+    ).hexdigest()
 
 
 def begin(setup: Setup) -> State:
