@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpld._check import printable
 from fpld.errors import QuorumError
 from fpld.federation.log import RESULT
 from fpld.federation.progress import Progress
@@ -38,6 +39,7 @@ class Federation:
     """The rounds of a configuration, from where they stand.
 
     `pool` does the aggregator's own heavy work; `mac_keys` are the keys that frames of node i must be made with.
+    `run_key` sets the run apart from all others; without one it follows from the seed.
     """
 
     def __init__(
@@ -49,9 +51,10 @@ class Federation:
         *,
         pool: Executor,
         mac_keys: Mapping[int, bytes] | None = None,
+        run_key: bytes | None = None,
     ) -> None:
         self.name, self.store = name, RunFolder(run.path / name)
-        self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}), pool)
+        self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}, run_key), pool)
         self.identity = identity(self.setup, name)
         self.state, self.trace = recall(self.store, run=self.identity) or (begin(self.setup), [])
         self.aggregator = Aggregator(self.setup.settings)
@@ -100,6 +103,7 @@ class Federation:
     def deliver(self, node: int, data: bytes) -> Receipt:
         """Take a frame that came over a node's channel."""
         receipt = self.aggregator.frame(node, data)
+        receipt = receipt._replace(reason=printable(receipt.reason))
         self._progress.answered(node, receipt.verdict, receipt.reason, len(data))
         why = f" ({receipt.reason})" if receipt.reason else ""
         self._say(f"{self.names[node]} {receipt.verdict}{why}; {len(self.aggregator.missing)} nodes to come")
@@ -123,7 +127,12 @@ class Federation:
     def finish(self, heldout: Heldout) -> Line:
         """End the round with what the student is worth; commit it, and return its line of the trace."""
         state, line = self._closed
-        line = line | _worth(heldout) | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
+        refused = [
+            {"node": refusal.node, "state": "refused", "reason": printable(refusal.reason)}
+            for refusal in heldout.refused
+        ]
+        line = line | _worth(heldout) | {"refused": [*line["refused"], *refused]}
+        line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
         line = line | {"seconds": self._progress.seconds}
         commit(self.store, state, [*self.trace, line], run=self.identity)
         self.state = state

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld import students
+from fpld._check import printable
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
 from fpld.federation.budgets import configured
@@ -147,19 +148,22 @@ def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> L
         "bandwidth_upper": combined.upper,
         "bandwidth_lower": combined.lower,
         "refused": [
-            {"node": names[receipt.node], "state": receipt.verdict, "reason": receipt.reason}
+            {"node": names[receipt.node], "state": receipt.verdict, "reason": printable(receipt.reason)}
             for receipt in aggregator.receipts
             if receipt.verdict == "refused"
         ],
     }
 
 
-def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) -> Settings:
-    """Turn a configuration into the aggregator's settings; bits per probe context from here on."""
+def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes], run_key: bytes | None) -> Settings:
+    """Turn a configuration into the aggregator's settings; bits per probe context from here on.
+
+    Without a key of its own, a run has one that follows from the seed: the same configuration gives the same bits.
+    """
     vocab, contexts = prepared.vocab, prepared.probe.contexts
     return Settings(
         names=[node.name for node in config.nodes],
-        run_key=derive_key(config.run.seed),
+        run_key=derive_key(config.run.seed) if run_key is None else run_key,
         probe=bytes.fromhex(prepared.probe.digest),
         contexts=contexts,
         vocab=vocab,

@@ -53,7 +53,11 @@ def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -
         probe = read_json(folder / "probe.json", "fpld-probe-1")
         vocab = vocab or probe.get("vocab")
     source = _from_config(config, text, contexts, vocab)
-    lines = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted)]
+    lines = [
+        line
+        for line in read_run(folder).trace
+        if len(line.nodes) == len(line.bits_allotted) == len(source.known.sites) and line.bandwidth_upper is not None
+    ]
     if not lines:
         return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
     known = learn(source.known, lines[-1])
@@ -72,13 +76,14 @@ def learn(known: Known, line: Line) -> Known:
         known = replace(
             known, sites=tuple(replace(s, weight=float(w)) for s, w in zip(known.sites, estimated, strict=True))
         )
-    c_p = min(2 * line.bandwidth_lower / line.bandwidth_upper, 1.0) if line.bandwidth_upper > 0 else None
+    lower, upper = line.bandwidth_lower or 0.0, line.bandwidth_upper or 0.0
+    c_p = min(2 * lower / upper, 1.0) if upper > 0 else None
     known = replace(known, c_p=c_p)
     if not any(site.ranged for site in known.sites):
         return known  # the levels are on the wire, and known
     bits = np.maximum(np.array(line.bits_allotted) * known.vocab, known.floors())
     fixed, unit = (_found(_with_ranges(known, scale), bits) for scale in (_NOTHING, 1.0))
-    share = (line.bandwidth_upper - fixed) / (unit - fixed)
+    share = (upper - fixed) / (unit - fixed)
     return _with_ranges(known, math.sqrt(share)) if share > 0 else known
 
 

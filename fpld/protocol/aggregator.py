@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.codecs.prior import ranges
 from fpld.errors import FrameError, InputError, QuorumError
 from fpld.protocol.asking import is_ask, read_ask
 from fpld.protocol.combine import Combined, combine
 from fpld.protocol.learning import Learner, RoundObserver
 from fpld.protocol.messages import Against, Broadcast, Task, base_digest
-from fpld.protocol.priors import ranges
 from fpld.protocol.replies import Replies
 from fpld.protocol.spool import MEMORY, Spool
 from fpld.protocol.states import AGGREGATOR, follow

@@ -63,7 +63,7 @@ class Node:
         node = self._step(event, f"{event.value} (for round {plan.round}, this node is in round {self.round})")
         if event is Event.SAME_TASK:
             return node, task, node.frame or None
-        # Where the aggregator has nothing of this node, as after a first frame that came too late, the node begins anew.
+        # Where the aggregator has nothing of this node, as after a first frame that came late, the node begins anew.
         base = self.reconstruction if task.base else None
         if task.against == "own" and task.base != base_digest(base):
             raise ProtocolError("the task codes against a reconstruction that this node does not have")

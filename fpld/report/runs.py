@@ -54,11 +54,11 @@ class Line(_Read):
     node_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
     noise: list[float | None] = []
-    kl: float
+    kl: float | None = None
     heldout_loss: float | None
     heldout_by_node: list[float | None]
-    bandwidth_upper: float
-    bandwidth_lower: float
+    bandwidth_upper: float | None = None
+    bandwidth_lower: float | None = None
     refused: list[Incident] = []
     absent: list[Incident] = []
     seconds: dict[str, float | list[float | None]] = {}
@@ -113,9 +113,9 @@ class Result(_Read):
     """A row of `result.json`: a method, its held-out loss and what it sent."""
 
     method: str
-    heldout_loss: float
-    bits_per_byte: float
-    perplexity: float
+    heldout_loss: float | None
+    bits_per_byte: float | None
+    perplexity: float | None
     uplink_bytes: int = Field(ge=0)
 
 
