@@ -121,8 +121,10 @@ class TokenizerSection(Section):
 
 
 class NodeSection(Section):
-    """[[nodes]]: a site. The most it may send a round: `bits` per coordinate, `context_bits` per probe context, or
-    what its `uplink` carries within [budget] deadline.
+    """[[nodes]]: a site.
+
+    The most it may send a round is one of `bits` per coordinate, `context_bits` per probe context, or what its `uplink`
+    carries within [budget] deadline.
     """
 
     name: Name

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.codecs.prior import ranges
 from fpld.errors import InputError
 from fpld.federation.predictions import Predictions
 from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
-from fpld.protocol.priors import collect, ranges, take_notes
+from fpld.protocol.priors import collect, take_notes
 from fpld.storage.arrays import read_arrays
 from fpld.students import divergence
 

@@ -53,7 +53,8 @@ def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -
         probe = read_json(folder / "probe.json", "fpld-probe-1")
         vocab = vocab or probe.get("vocab")
     source = _from_config(config, text, contexts, vocab)
-    whole = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted)]
+    sites = len(source.known.sites)
+    whole = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted) == sites]
     lines = [line for line in whole if line.bandwidth_upper is not None]
     if not lines:
         why = "rounds of sampled labels, which have no bracket" if whole else "no round with all nodes yet"

@@ -227,15 +227,16 @@ def seconds_by_node(run: Run) -> Chart:
 
 def _baselines(run: Run) -> list[Series]:
     """Return other methods as points at their uplink, or as levels if they sent nothing; of nodes alone, the best."""
-    alone = [row for row in run.results if row.method.startswith("alone")]
-    best = min(alone, key=lambda row: row.heldout_loss, default=None)
+    known = [row for row in run.results if row.heldout_loss is not None]
+    alone = [row for row in known if row.method.startswith("alone")]
+    best = min(alone, key=lambda row: _number(row.heldout_loss), default=None)
     found = []
-    for row in run.results:
+    for row in known:
         if row.method == "fpld" or (row in alone and row is not best):
             continue
         name = "best node alone" if row is best else row.method
         kind = "dots" if row.uplink_bytes else "rule"
-        found.append(Series(name, kind, [row.uplink_bytes], [row.heldout_loss]))  # type: ignore[arg-type]
+        found.append(Series(name, kind, [row.uplink_bytes], [_number(row.heldout_loss)]))  # type: ignore[arg-type]
     return found
 
 

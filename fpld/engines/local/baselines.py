@@ -126,7 +126,8 @@ def float32(bench: Bench) -> list[Row]:
 
 def float32_variant(config: Config) -> Config:
     """Return the same federation with raw float32 logits: what FedMD and FedDF average."""
-    nodes = [node.model_copy(update={"bits": 32.0, "context_bits": None, "uplink": None, "clip": None}) for node in config.nodes]
+    limits = {"bits": 32.0, "context_bits": None, "uplink": None, "clip": None}
+    nodes = [node.model_copy(update=limits) for node in config.nodes]
     return config.model_copy(
         update={
             "nodes": nodes,
