@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.errors import QuorumError
+from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
 from fpld.federation.progress import Progress
 from fpld.federation.rounds import Setup, begin, close_round, open_round, settings
@@ -124,6 +125,7 @@ class Federation:
         state, line = self._closed
         line = line | _worth(heldout) | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
         line = line | {"seconds": self._progress.seconds}
+        keep_best(self.store.path, state.student, [*self.trace, line], like=self.setup.base)
         commit(self.store, state, [*self.trace, line])
         self.state = state
         self.trace.append(line)

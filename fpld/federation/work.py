@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.errors import ProtocolError
+from fpld.federation.keep import keep_own
 from fpld.federation.predictions import Predictions
 from fpld.federation.probes import round_probe
 from fpld.federation.training import open_student
@@ -68,6 +69,7 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     seed = derive_seed(part.seed, "local", node.round, part.index)
     tokens = read_arrays(place.text)[0]["tokens"]
     student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
+    keep_own(place.folder, node.round, student)
     node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" else student.state())
     return frame

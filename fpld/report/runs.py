@@ -117,6 +117,7 @@ class Result(_Read):
     bits_per_byte: float
     perplexity: float
     uplink_bytes: int = Field(ge=0)
+    downlink_bytes: int = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,12 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 def write_shared(path: Path, content: str) -> None:
     """Write a text for others to read, such as a page: atomically, with the permissions of new files here."""
-    write_atomic(path, content.encode())
+    write_shared_bytes(path, content.encode())
+
+
+def write_shared_bytes(path: Path, content: bytes) -> None:
+    """Write a file for others to read, as `write_shared` does."""
+    write_atomic(path, content)
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

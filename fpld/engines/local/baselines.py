@@ -12,6 +12,7 @@ from fpld.federation.prepare import prepare
 from fpld.federation.result import federation_row, measured_row
 from fpld.federation.training import average
 from fpld.seeds import derive_seed
+from fpld.storage.folder import text_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ class Bench(NamedTuple):
     def train(self, index: int, state: Arrays | None, steps: int, seed: int, rate: float | None) -> Future[Any]:
         """Fine-tune a node's model on the node's text."""
         base = self.run.path / base_file(self.config, index)
-        texts = [self.run.path / f"text/{index}.safetensors"]
+        texts = [self.run.path / text_file(index)]
         return self.pool.submit(jobs.finetune, base, state, texts, steps, seed, rate)
 
     def evaluate(self, state: Arrays | None, index: int | None = None) -> Future[Any]:
@@ -73,7 +74,7 @@ def pooled(bench: Bench) -> list[Row]:
         jobs.finetune,
         run.path / base_file(config, None),
         None,
-        [run.path / f"text/{index}.safetensors" for index in range(len(config.nodes))],
+        [run.path / text_file(index) for index in range(len(config.nodes))],
         config.local.steps * config.run.rounds,
         derive_seed(config.run.seed, "pooled"),
         config.baselines.rate or config.local.rate,
