@@ -72,6 +72,8 @@ def learn(known: Known, line: Line) -> Known:
         known = replace(
             known, sites=tuple(replace(s, weight=float(w)) for s, w in zip(known.sites, estimated, strict=True))
         )
+    if line.bandwidth_lower is None or line.bandwidth_upper is None:
+        return known  # sparse labels have no such bracket
     c_p = min(2 * line.bandwidth_lower / line.bandwidth_upper, 1.0) if line.bandwidth_upper > 0 else None
     known = replace(known, c_p=c_p)
     if not any(site.ranged for site in known.sites):

@@ -22,7 +22,10 @@ def run_charts(run: Run) -> list[Chart]:
     """Return the figures of one run that has closed a round."""
     if not run.trace:
         return []
-    charts = [loss_by_bytes([run]), kl_by_round(run), bits_by_node(run)]
+    charts = [loss_by_bytes([run])]
+    if all(None not in (line.kl, line.bandwidth_lower, line.bandwidth_upper) for line in run.trace):
+        charts.append(kl_by_round(run))  # where labels are sparse, nobody knows these
+    charts.append(bits_by_node(run))
     if any(line.node_weights for line in run.trace):
         charts.append(weights_by_round(run))
     charts += [loss_by_node(run), seconds_by_phase(run)]
@@ -101,9 +104,10 @@ def kl_by_round(run: Run) -> Chart:
         series=[
             Series(
                 "what quantization adds: between the bounds", "band", _rounds(run),
-                [line.bandwidth_upper for line in run.trace], [line.bandwidth_lower for line in run.trace],
+                [_number(line.bandwidth_upper) for line in run.trace],
+                [_number(line.bandwidth_lower) for line in run.trace],
             ),
-            Series("student to combined logits", "line", _rounds(run), [line.kl for line in run.trace]),
+            Series("student to combined logits", "line", _rounds(run), [_number(line.kl) for line in run.trace]),
         ],
         caption=(
             "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "

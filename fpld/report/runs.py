@@ -54,11 +54,12 @@ class Line(_Read):
     node_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
     noise: list[float | None] = []
-    kl: float
+    kl: float | None = None
+    gain: float | None = None
     heldout_loss: float | None
     heldout_by_node: list[float | None]
-    bandwidth_upper: float
-    bandwidth_lower: float
+    bandwidth_upper: float | None = None
+    bandwidth_lower: float | None = None
     refused: list[Incident] = []
     absent: list[Incident] = []
     seconds: dict[str, float | list[float | None]] = {}
