@@ -118,6 +118,7 @@ class NodeSection(Section):
     name: Name
     label: str | None = None
     data: str | None = None
+    field: str | None = None
     bits: Positive | None = None
     uplink: Rate | None = None
     clip: Positive | None = None

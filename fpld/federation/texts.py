@@ -102,7 +102,7 @@ def first_documents(documents: list[Document], most: int) -> list[Document]:
 def _deal(config: Config, documents: list[Document]) -> dict[str, list[Document]]:
     """Deal documents to the nodes that have no data of their own."""
     own = {
-        node.name: data.read_documents(node.data, field=config.data.field)
+        node.name: data.read_documents(node.data, field=node.field or config.data.field)
         for node in config.nodes
         if node.data is not None
     }

@@ -91,7 +91,11 @@ def read_bytes(path: Path) -> bytes:
 
 def read_utf8(path: Path) -> str:
     """Read a file as UTF-8, without a byte order mark at its start."""
-    content = read_bytes(path)
+    return as_utf8(read_bytes(path), path)
+
+
+def as_utf8(content: bytes, path: Path) -> str:
+    """Return the content of a file as text; raise InputError with the place of what is no UTF-8."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
