@@ -130,6 +130,7 @@ class NodeSection(Section):
     name: Name
     label: str | None = None
     data: str | None = None
+    field: str | None = None
     bits: Positive | None = None
     context_bits: Positive | None = None
     uplink: Rate | None = None

@@ -14,6 +14,7 @@ import numpy as np
 
 from fpld._check import printable
 from fpld.errors import QuorumError
+from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
 from fpld.federation.progress import Progress
 from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings
@@ -134,6 +135,7 @@ class Federation:
         line = line | _worth(heldout) | {"refused": [*line["refused"], *refused]}
         line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
         line = line | {"seconds": self._progress.seconds}
+        keep_best(self.store.path, state.student, [*self.trace, line], like=self.setup.base)
         commit(self.store, state, [*self.trace, line], run=self.identity)
         self.state = state
         self.trace.append(line)

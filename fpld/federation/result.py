@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
+from fpld.federation.keep import BEST
 from fpld.federation.state import TRACE
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
     setup = federation.setup
     table = [*others, federation_row("fpld", federation)]
     students.write_state(setup.run.path / "student.safetensors", federation.state.student, like=setup.base)
+    if federation.store.has(BEST):
+        setup.run.write("student-best.safetensors", (federation.store.path / BEST).read_bytes())
     setup.run.write(TRACE, (federation.store.path / TRACE).read_bytes())
     setup.run.write_json("result.json", table)
     return table

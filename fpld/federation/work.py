@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.errors import ProtocolError
+from fpld.federation.keep import keep_own
 from fpld.federation.predictions import Predictions
 from fpld.federation.probes import round_probe
 from fpld.federation.training import open_student
@@ -32,21 +33,17 @@ if TYPE_CHECKING:
     from fpld.storage.folder import Arrays
     from fpld.students import Student
 
-STATE, MODEL = "state.safetensors", "model.safetensors"
+STATE = "state.safetensors"
 _MODEL = "model/"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node works: its folder of the run, the folder of the files that its part names, its tokens.
-
-    `keep`: the model that a round's training ends with is kept in the folder, for those who compare.
-    """
+    """Where a node works: its folder of the run, the folder of the files that its part names, its tokens."""
 
     folder: Path
     files: Path
     text: Path
-    keep: bool = False
 
 
 def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
@@ -76,8 +73,7 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     seed = derive_seed(part.seed, "local", node.round, part.index)
     tokens = read_arrays(place.text)[0]["tokens"]
     student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
-    if place.keep:
-        store.write_arrays(MODEL, student.state())
+    keep_own(place.folder, node.round, student)
     node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" else student.state(), run)
     return frame

@@ -68,7 +68,12 @@ def remove_half_written(folder: Path) -> None:
 
 def write_shared(path: Path, content: str) -> None:
     """Write a text for others to read, such as a page: atomically, with the permissions of new files here."""
-    write_atomic(path, content.encode())
+    write_shared_bytes(path, content.encode())
+
+
+def write_shared_bytes(path: Path, content: bytes) -> None:
+    """Write a file for others to read, as `write_shared` does."""
+    write_atomic(path, content)
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
@@ -115,7 +120,11 @@ def read_bytes(path: Path) -> bytes:
 
 def read_utf8(path: Path) -> str:
     """Read a file as UTF-8, without a byte order mark at its start."""
-    content = read_bytes(path)
+    return as_utf8(read_bytes(path), path)
+
+
+def as_utf8(content: bytes, path: Path) -> str:
+    """Return the content of a file as text; raise InputError with the place of what is no UTF-8."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -246,6 +246,8 @@ def test_the_tokens_of_nodes_are_their_own(
     from fpld.storage.arrays import read_arrays
 
     for index, word in enumerate(("wolf", "camel", "parrot")):
-        text = bytes(read_arrays(tmp_path / f"run/text/{index}.safetensors")[0]["tokens"].astype(np.uint8)).decode()
+        text = bytes(
+            read_arrays(tmp_path / f"run/private/text/{index}.safetensors")[0]["tokens"].astype(np.uint8)
+        ).decode()
         assert word in text
         assert sum(other in text for other in ("wolf", "camel", "parrot")) == 1

@@ -12,10 +12,11 @@ from fpld import students
 from fpld.engines.local.engine import evaluation, federate
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
+from fpld.federation.keep import OWN
 from fpld.federation.prepare import prepare
 from fpld.federation.result import federation_row, measured_row
-from fpld.federation.work import MODEL
 from fpld.seeds import derive_seed
+from fpld.storage.folder import HELDOUT, text_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,13 +48,13 @@ class Bench(NamedTuple):
 
     def models(self) -> list[Arrays]:
         """Return the nodes' models as they were after their last training, when the federation has ended."""
-        store = self.federation.result().store
-        return [store.read_arrays(f"nodes/{node}/{MODEL}")[0] for node in range(len(self.config.nodes))]
+        folder = self.federation.result().store.path
+        return [students.read_state(folder / f"nodes/{node}/{OWN}") for node in range(len(self.config.nodes))]
 
     def train(self, index: int, state: Arrays | None, steps: int, seed: int, rate: float | None) -> Future[Any]:
         """Fine-tune a node's model on the node's text."""
         base = self.run.path / base_file(self.config, index)
-        texts = [self.run.path / f"text/{index}.safetensors"]
+        texts = [self.run.path / text_file(index)]
         return self.pool.submit(jobs.finetune, base, state, texts, steps, seed, rate)
 
     def evaluate(self, state: Arrays | None, index: int | None = None) -> Future[Any]:
@@ -95,7 +96,7 @@ def pooled(bench: Bench) -> list[Row]:
         jobs.finetune,
         run.path / base_file(config, None),
         None,
-        [run.path / f"text/{index}.safetensors" for index in range(len(config.nodes))],
+        [run.path / text_file(index) for index in range(len(config.nodes))],
         config.local.steps * config.run.rounds,
         derive_seed(config.run.seed, "pooled"),
         config.baselines.rate or config.local.rate,
@@ -112,7 +113,7 @@ def ensemble(bench: Bench) -> list[Row]:
     config, run = bench.config, bench.run
     bases = [run.path / base_file(config, index) for index in range(len(config.nodes))]
     losses = bench.pool.submit(
-        jobs.evaluate_mixture, bases, bench.models(), run.path / "heldout.safetensors", config.probe.length
+        jobs.evaluate_mixture, bases, bench.models(), run.path / HELDOUT, config.probe.length
     )
     return [bench.row("ensemble", losses)]
 
