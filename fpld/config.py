@@ -146,20 +146,30 @@ class NodeSection(Section):
 
 
 class BudgetSection(Section):
-    """[budget]: bits per coordinate for all nodes together (`total`), and how they are shared out.
+    """[budget]: bits for all nodes together, and how they are shared out.
+
+    They are per coordinate (`total`) or per probe context (`context_total`); without either all nodes send at their
+    limits.
 
     Without an `allocator` it is `optimal`, or the estimator's own.
     """
 
     total: Positive | None = None
+    context_total: Positive | None = None
     allocator: Allocator | None = None
     estimator: Estimator = "none"
     warmup: Count = 1
     forget: Annotated[float, Field(gt=0, le=1)] = 1.0
     deadline: Positive = 60.0
 
+    def bits(self, vocab: int) -> float | None:
+        """Return the bits per probe context for all nodes together, if they are limited."""
+        return self.context_total if self.total is None else self.total * vocab
+
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
+        if self.total is not None and self.context_total is not None:
+            raise ValueError("total and context_total are the same in two units: leave one out")
         check_choice(self.allocator, self.estimator, self.forget)
         return self
 

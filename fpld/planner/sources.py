@@ -104,7 +104,7 @@ def write(source: Source, plan: Forecast) -> str:
             node["bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")
         if site.clip is not None and not site.ranged:
             node["clip"] = float(site.clip)
-    for key in ("total", "estimator", "warmup", "forget", "deadline"):
+    for key in ("total", "context_total", "estimator", "warmup", "forget", "deadline"):
         document.get("budget", {}).pop(key, None)
     document.setdefault("run", tomlkit.table())["rounds"] = plan.known.rounds
     document["probe"]["contexts"] = plan.known.contexts
@@ -129,7 +129,7 @@ def _from_config(config: Config, text: str, contexts: int | None, vocab: int | N
         codec=config.codec.name,
         stratified=config.codec.dither == "stratified",
     )
-    return Source(config, text, known, None if config.budget.total is None else config.budget.total * vocab)
+    return Source(config, text, known, config.budget.bits(vocab))
 
 
 def _vocab(config: Config) -> int:

@@ -18,6 +18,7 @@ from fpld.seeds import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from fpld.engines.local.baselines import Bench
     from fpld.federation.result import Row
@@ -72,14 +73,24 @@ class Averaging:
 def _trained(bench: Bench, state: Arrays, round: int, rounds: int) -> Sequence[Arrays]:
     """Return the nodes' models after a round of local training from a common state."""
     config = bench.config
-    rate = config.baselines.fedavg_rate
-    if rounds == config.run.rounds == 1 and rate in (None, config.local.rate):
+    if rounds == config.run.rounds == 1 and config.baselines.fedavg_rate in (None, config.local.rate):
         return bench.models()
-    steps = config.local.steps * config.run.rounds // rounds
-    own = config.local.rate_in(round, rounds) if rate is None else rate
-    seeds = [derive_seed(config.run.seed, "local", round, node) for node in range(len(config.nodes))]
-    futures = [bench.train(node, state, steps, seed, own) for node, seed in enumerate(seeds)]
+    if round > 1:
+        futures = _train(bench, state, round, rounds)
+    else:
+        with bench.lock:
+            if rounds not in bench.first:
+                bench.first[rounds] = _train(bench, state, round, rounds)
+            futures = bench.first[rounds]
     return [future.result() for future in futures]
+
+
+def _train(bench: Bench, state: Arrays, round: int, rounds: int) -> list[Future[Arrays]]:
+    config = bench.config
+    rate = config.baselines.fedavg_rate or config.local.rate_in(round, rounds)
+    steps = config.local.steps * config.run.rounds // rounds
+    seeds = [derive_seed(config.run.seed, "local", round, node) for node in range(len(config.nodes))]
+    return [bench.train(node, state, steps, seed, rate) for node, seed in enumerate(seeds)]
 
 
 FEDAVG = Averaging("fedavg", as_float32)

@@ -19,6 +19,7 @@ from fpld.seeds import derive_seed
 from fpld.storage.folder import HELDOUT, text_file
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
@@ -33,13 +34,18 @@ log = logging.getLogger(__name__)
 
 
 class Bench(NamedTuple):
-    """What a baseline works with: the configuration, the prepared folder, who does the jobs, and the federation."""
+    """What a baseline works with: the configuration, the prepared folder, who does the jobs, and the federation.
+
+    `first` holds the trainings of a first round by the number of rounds, under a lock: all who average begin alike.
+    """
 
     config: Config
     run: RunFolder
     bytes_per_token: float
     pool: Executor
     federation: Future[Federation]
+    first: dict[int, list[Future[Any]]]
+    lock: threading.Lock
 
     @property
     def start(self) -> Arrays:
@@ -112,9 +118,7 @@ def ensemble(bench: Bench) -> list[Row]:
     """
     config, run = bench.config, bench.run
     bases = [run.path / base_file(config, index) for index in range(len(config.nodes))]
-    losses = bench.pool.submit(
-        jobs.evaluate_mixture, bases, bench.models(), run.path / HELDOUT, config.probe.length
-    )
+    losses = bench.pool.submit(jobs.evaluate_mixture, bases, bench.models(), run.path / HELDOUT, config.probe.length)
     return [bench.row("ensemble", losses)]
 
 
@@ -133,6 +137,6 @@ def float32_variant(config: Config) -> Config:
         update={
             "nodes": nodes,
             "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
-            "budget": config.budget.model_copy(update={"total": None}),
+            "budget": config.budget.model_copy(update={"total": None, "context_total": None}),
         }
     )

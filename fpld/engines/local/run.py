@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from fpld.engines.local.baselines import Bench, base
 from fpld.engines.local.engine import federate
-from fpld.engines.pool import Counting, make_pool
+from fpld.engines.pool import Counting, Lanes, make_pool
 from fpld.federation.claim import claim
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
@@ -31,10 +32,10 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             make_pool(config.engine.workers) as workers,
             ThreadPoolExecutor(1 + len(config.baselines.methods)) as threads,
         ):
-            pool = Counting(workers, jobs_in(config))
+            lanes = Lanes(Counting(workers, jobs_in(config)), config.engine.workers)
             # The federation waits for its slowest node and for distillation: baselines fill the gaps.
-            main = threads.submit(federate, config, store, prepared, "fpld", pool)
-            bench = Bench(config, store, prepared.bytes_per_token, pool, main)
+            main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0))
+            bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, threading.Lock())
             others = [threads.submit(_baseline, name, bench) for name in config.baselines.methods]
             rows = base(bench)
             federation = main.result()
