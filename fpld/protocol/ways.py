@@ -94,7 +94,8 @@ def _uniform(
         total /= np.float32(count) if weights is None else weights.astype(np.float32)
         return Part(noise_of, np.zeros(count), bracket(target[some], noise / count**2), some.size)
 
-    return partial(Target.dense, target), side_by_side(work, split(*replies.shape, _BLOCK), threads)
+    # What ranges and steps of float16 decode to is finite.
+    return partial(Target.trusted, target), side_by_side(work, split(*replies.shape, _BLOCK), threads)
 
 
 def _predictive(
