@@ -134,7 +134,7 @@ class NodeSection(Section):
 class BudgetSection(Section):
     """[budget]: bits per coordinate for all nodes together (`total`), and how they are shared out.
 
-    Without an `allocator` it is `optimal`, or the estimator's own.
+    Without an `allocator` it is `square-root` for sampled labels, `optimal` for all others, or the estimator's own.
     """
 
     total: Positive | None = None

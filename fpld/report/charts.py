@@ -92,18 +92,20 @@ def kl_by_round(run: Run) -> Chart:
         name="kl-by-round",
         title="KL by round, and the bounds of its bandwidth part",
         alt=(
-            f"The student's KL to the combined logits goes from {first.kl:.3g} to {last.kl:.3g} nats; the bounds of "
-            f"what quantization adds go from {first.bandwidth_lower:.3g} and {first.bandwidth_upper:.3g} to "
-            f"{last.bandwidth_lower:.3g} and {last.bandwidth_upper:.3g}."
+            f"The student's KL to the combined logits goes from {_number(first.kl):.3g} to {_number(last.kl):.3g} "
+            f"nats; the bounds of what quantization adds go from {_number(first.bandwidth_lower):.3g} and "
+            f"{_number(first.bandwidth_upper):.3g} to {_number(last.bandwidth_lower):.3g} and "
+            f"{_number(last.bandwidth_upper):.3g}."
         ),
         x=ROUND,
         y=Axis("KL (nats)", "log"),
         series=[
             Series(
                 "what quantization adds: between the bounds", "band", _rounds(run),
-                [line.bandwidth_upper for line in run.trace], [line.bandwidth_lower for line in run.trace],
+                [_number(line.bandwidth_upper) for line in run.trace],
+                [_number(line.bandwidth_lower) for line in run.trace],
             ),
-            Series("student to combined logits", "line", _rounds(run), [line.kl for line in run.trace]),
+            Series("student to combined logits", "line", _rounds(run), [_number(line.kl) for line in run.trace]),
         ],
         caption=(
             "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "
@@ -209,15 +211,16 @@ def seconds_by_node(run: Run) -> Chart:
 
 def _baselines(run: Run) -> list[Series]:
     """Return other methods as points at their uplink, or as levels if they sent nothing; of nodes alone, the best."""
-    alone = [row for row in run.results if row.method.startswith("alone")]
-    best = min(alone, key=lambda row: row.heldout_loss, default=None)
+    known = [row for row in run.results if row.heldout_loss is not None]
+    alone = [row for row in known if row.method.startswith("alone")]
+    best = min(alone, key=lambda row: _number(row.heldout_loss), default=None)
     found = []
-    for row in run.results:
+    for row in known:
         if row.method == "fpld" or (row in alone and row is not best):
             continue
         name = "best node alone" if row is best else row.method
         kind = "dots" if row.uplink_bytes else "rule"
-        found.append(Series(name, kind, [row.uplink_bytes], [row.heldout_loss]))  # type: ignore[arg-type]
+        found.append(Series(name, kind, [row.uplink_bytes], [_number(row.heldout_loss)]))  # type: ignore[arg-type]
     return found
 
 

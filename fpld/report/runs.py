@@ -52,13 +52,14 @@ class Line(_Read):
     payload_bytes: int
     overhead_bytes: int
     node_bytes: list[int] = []
+    node_downlink_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
     noise: list[float | None] = []
-    kl: float
+    kl: float | None = None
     heldout_loss: float | None
     heldout_by_node: list[float | None]
-    bandwidth_upper: float
-    bandwidth_lower: float
+    bandwidth_upper: float | None = None
+    bandwidth_lower: float | None = None
     refused: list[Incident] = []
     absent: list[Incident] = []
     seconds: dict[str, float | list[float | None]] = {}
