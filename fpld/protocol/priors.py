@@ -102,7 +102,7 @@ def notes_bytes(contexts: int, vocab: int, *, margin: float = MARGIN) -> int:
     """Return about how many bytes the notes on a prior will take, with logarithms spread evenly between boundaries.
 
     >>> notes_bytes(16_384, 1024)
-    11506
+    11505
     """
     near = 2 * EIGHTHS * margin * contexts * vocab
     return round(near * np.dtype(np.uint16).itemsize) + len(ranges((contexts, vocab))) * (4 + DIGEST_BYTES)
