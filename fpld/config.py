@@ -151,7 +151,7 @@ class BudgetSection(Section):
     They are per coordinate (`total`) or per probe context (`context_total`); without either all nodes send at their
     limits.
 
-    Without an `allocator` it is `optimal`, or the estimator's own.
+    Without an `allocator` it is `square-root` for sampled labels, `optimal` for all others, or the estimator's own.
     """
 
     total: Positive | None = None

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.errors import BudgetError, InputError
-from fpld.registry import allocators, estimators
+from fpld.registry import allocators, codecs, estimators
 
 if TYPE_CHECKING:
     from fpld.budget.estimators import State
     from fpld.types import Floats
 
-ALLOCATOR = "optimal"
-"""The allocator of estimators that want one, if none is named."""
 _CLOSE = 1e-6  # of the total: how far rounding may take an allocator from it
+
+
+def usual_allocator(codec: str) -> str:
+    """Return the allocator for a codec if none is named: it goes by how the codec's noise falls with bits.
+
+    A sampled label's falls as 1/bits, that of dense ones as 4^-bits.
+    """
+    return "square-root" if codecs.get(codec).traits.sparse else "optimal"
 
 
 def check_choice(allocator: str | None, estimator: str, forget: float) -> None:
@@ -37,7 +43,7 @@ class Budget:
 
     Without a total every node sends at its cap. With one, `allocator` shares it out by the nodes' weights; with an
     `estimator` they are estimated, and the first `warmup` rounds are uniform (Algorithm 2). `forget` < 1 lets the
-    estimate fade, for nodes that drift. Without an allocator it is `optimal`, or the estimator's own.
+    estimate fade, for nodes that drift. Without an allocator it is the `usual` one, or the estimator's own.
     """
 
     caps: Floats
@@ -49,6 +55,7 @@ class Budget:
     estimator: str = "none"
     warmup: int = 1
     forget: float = 1.0
+    usual: str = "optimal"
 
     def __post_init__(self) -> None:
         check_choice(self.allocator, self.estimator, self.forget)
@@ -65,7 +72,7 @@ class Budget:
             bits = estimator.share(estimate, self.total, self.caps, self.floors)
             return self._within(bits, f"estimator {self.estimator!r}")
         given = np.ones_like(self.caps) if self.weights is None else self.weights
-        return self._allocate(self.allocator or ALLOCATOR, given if known is None else known)
+        return self._allocate(self.allocator or self.usual, given if known is None else known)
 
     @property
     def sharing(self) -> str:
@@ -73,7 +80,7 @@ class Budget:
         wants = estimators.get(self.estimator).wants
         if self.total is None:
             return "every node sends at its limit"
-        allocator = f"the allocator {self.allocator or ALLOCATOR!r}"
+        allocator = f"the allocator {self.allocator or self.usual!r}"
         if not wants.warmup:
             return f"the total is shared out by {allocator}"
         named = f"the estimator {self.estimator!r}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.budget.limits import Uplinks, senders
-from fpld.budget.policy import Budget
+from fpld.budget.policy import Budget, usual_allocator
 from fpld.protocol.wire import OVERHEAD
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def configured(config: Config, *, contexts: int, vocab: int) -> Budget:
         estimator=config.budget.estimator,
         warmup=config.budget.warmup,
         forget=config.budget.forget,
+        usual=usual_allocator(config.codec.name),
     )
     budget.bits(1)
     return budget

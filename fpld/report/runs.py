@@ -52,6 +52,7 @@ class Line(_Read):
     payload_bytes: int
     overhead_bytes: int
     node_bytes: list[int] = []
+    node_downlink_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
     noise: list[float | None] = []
     downlink_bytes: int = 0
