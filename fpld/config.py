@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from fpld import registry
+from fpld._check import printable
 from fpld.budget.policy import check_choice
 from fpld.errors import InputError
 from fpld.registry import codecs
@@ -291,11 +292,13 @@ def parse_toml(cls: type[S], text: str, source: str) -> S:
     """Check the text of a TOML file against what it must hold; every error names the key."""
     try:
         return cls.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: must be TOML: {error}") from None
     except ValidationError as error:
         lines = [f"{source}: {_key(item['loc'])}{_message(item)}" for item in error.errors()]
         raise InputError("; ".join(lines)) from None
+    except RecursionError:
+        raise InputError(f"{source}: must be TOML of tables that are not nested so deep") from None
+    except ValueError as error:  # of TOML, or of a number with thousands of digits
+        raise InputError(f"{source}: must be TOML: {printable(error)}") from None
 
 
 def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:

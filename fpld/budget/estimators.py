@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fpld.protocol.replies import Sample
     from fpld.types import Floats, Plan
 
+_TINY = 1e-30
+
 State = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 """What an estimator knows, by name; only it knows what the arrays mean."""
 
@@ -80,7 +82,7 @@ class Estimator(ABC):
         silent = np.isnan(weights)
         if not silent.any() or silent.all():
             return None if silent.all() else weights
-        return np.where(silent, np.exp(np.log(weights[~silent]).mean()), weights)
+        return np.where(silent, np.exp(np.log(np.maximum(weights[~silent], _TINY)).mean()), weights)
 
     def share(self, state: State, total: float, caps: Floats, floors: Floats) -> Floats:
         """Return the bits of each node; for estimators that want no allocator."""

@@ -48,7 +48,7 @@ def read_kept(path: Path, *, run: str) -> tuple[Arrays, dict[str, Any]]:
         raise InputError(f"{path} is damaged: its digest does not match its content")
     if said.get("run") != run:
         raise InputError(f"{path} is of another run ({said.get('run')}), this is {run}")
-    meta: dict[str, Any] = json.loads(said["meta"])
+    meta: dict[str, Any] = json.loads(said["meta"])  # sound, since the digest is
     return arrays, meta
 
 
