@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -30,6 +30,9 @@ from fpld.students.choice import StudentChoice
 from fpld.students.choice import parse as parse_student
 from fpld.students.configs import HuggingFaceConfig
 from fpld.units import parse_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -226,27 +229,31 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        found = list(self._contradictions())
+        if found:
+            raise ValueError("; ".join(found))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Yield every way in which sections do not fit each other, each naming the key to change."""
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):
-            raise ValueError("nodes: names must differ")
+            yield "nodes: names must differ"
         if self.run.quorum is not None and self.run.quorum > len(names):
-            raise ValueError(f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}")
+            yield f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}"
         if self.probe.fresh and self.codec.against == "own":
-            raise ValueError("probe.fresh must be false when codec.against is 'own': refinement keeps its contexts")
+            yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
-            raise ValueError("combine.broadcast must be 'logits' when nodes have students of their own")
+            yield "combine.broadcast must be 'logits' when nodes have students of their own"
         if self.combine.broadcast == "logits" and "fedavg" in self.baselines.methods:
-            raise ValueError(
-                "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
-            )
+            yield "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
         if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
-            raise ValueError(
+            yield (
                 f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
                 "reconstruction: set codec.name to 'uniform' for refinement"
             )
         if self.tokenizer.kind == "huggingface" and not self.model_path:
-            raise ValueError("tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'")
-        return self
+            yield "tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'"
 
     @property
     def model_path(self) -> str:
@@ -267,8 +274,46 @@ def parse_toml(cls: type[S], text: str, source: str) -> S:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{source}: must be TOML: {error}") from None
     except ValidationError as error:
-        lines = [f"{source}: {_key(item['loc'])}{_message(item)}" for item in error.errors()]
-        raise InputError("; ".join(lines)) from None
+        raise InputError("; ".join(f"{source}: {line}" for line in _problems(error))) from None
+
+
+def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
+    """Return every problem of a configuration, and the rest of it without what is wrong, if that makes one."""
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return None, [f"{source}: must be TOML: {error}"]
+    found: list[str] = []
+    removed: list[tuple[int | str, ...]] = []
+    while True:
+        try:
+            return Config.model_validate(tables), found
+        except ValidationError as error:
+            # What is said of a table only because a key of it was taken out is no problem of the file's.
+            new = [item for item in error.errors() if not any(_above(item["loc"], place) for place in removed)]
+            found += [_key(item["loc"]) + part for item in new for part in _message(item).split("; ")]
+            places = [item["loc"] for item in new if _remove(tables, item["loc"])]
+            if not places:
+                return None, found
+            removed += places
+
+
+def _above(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    return place == other[: len(place)]
+
+
+def _remove(tables: Any, place: tuple[int | str, ...]) -> bool:
+    """Take a key out of nested tables; return whether it was there."""
+    for part in place[:-1]:
+        try:
+            tables = tables[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return bool(place) and isinstance(tables, dict) and tables.pop(place[-1], None) is not None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    return [f"{_key(item['loc'])}{_message(item)}" for item in error.errors()]
 
 
 def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
@@ -281,14 +326,18 @@ def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
 
 
 def _load(path: str | Path) -> tuple[Config, str]:
+    text, source = read_text(path)
+    return parse(text, source), text
+
+
+def read_text(path: str | Path) -> tuple[str, str]:
+    """Return the text of a configuration file or a preset, and what to call it in errors."""
     name = str(path)
     if name in presets():
-        text = read_utf8(_preset_folder() / f"{name}.toml")
-        return parse(text, f"preset {name}"), text
+        return read_utf8(_preset_folder() / f"{name}.toml"), f"preset {name}"
     if not Path(path).exists():
         raise InputError(f"{path} does not exist: give a TOML file, or one of the presets {', '.join(presets())}")
-    text = read_utf8(Path(path))
-    return parse(text, name), text
+    return read_utf8(Path(path)), name
 
 
 def presets() -> list[str]:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fpld.errors import FpldError
+
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from fpld.cli.output import Output
 
@@ -45,6 +50,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Run, and print the table."""
     from fpld import config as configuration
     from fpld.engines.local.run import run as run_federation
+    from fpld.federation.check import refuse
     from fpld.report.tables import gap_closed
 
     config, text = configuration.load(arguments.config, seed=arguments.seed)
@@ -53,7 +59,9 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         out = _free(out)
     started = time.monotonic()
     _stop_at_signals()
-    with output.status():
+    with output.status(), _no_trace(out):
+        if not arguments.resume:
+            refuse(config, arguments.config, local=True)
         rows = run_federation(config, text, out, resume=arguments.resume)
     output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
     closed = gap_closed(rows)
@@ -61,6 +69,18 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.note(f"gap between the best node alone and pooled training that fpld closes: {closed:.0%}")
     output.note(f"student, trace and checkpoints: {out}; {time.monotonic() - started:.0f} s")
     return 0
+
+
+@contextmanager
+def _no_trace(out: Path) -> Iterator[None]:
+    """Remove the folder that a start has made if it fails before there is anything to resume."""
+    new = not out.exists()
+    try:
+        yield
+    except FpldError:
+        if new and out.exists() and not (out / "prepared.json").exists():
+            shutil.rmtree(out)
+        raise
 
 
 def _free(out: Path) -> Path:
