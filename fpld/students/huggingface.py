@@ -130,14 +130,14 @@ class HuggingFace(GradientStudent):
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer with other tokens than the model's, where the model's folder has one."""
-        check_tokenizer(self._config.path, tokenizer)
+        check_tokenizer(self.config.path, tokenizer)
 
     def export(self, folder: Path, *, adapter: bool = False) -> None:
         """Write the model with its adapters merged, or the adapters alone; the model's own tokenizer beside it."""
-        if adapter and self._config.lora == 0:
+        if adapter and self.config.lora == 0:
             raise InputError("adapter must be False for a student without LoRA (student.lora = 0)")
-        tokenizer = load_tokenizer(self._config.path)
-        export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self._config.path).name)
+        tokenizer = load_tokenizer(self.config.path)
+        export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self.config.path).name)
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
