@@ -107,7 +107,7 @@ def _run_seeds(arguments: argparse.Namespace, output: Output) -> int:
     rows = summarize(results)
     listed = ", ".join(map(str, arguments.seeds))
     output.result("run", rows, title=f"Held-out text of all nodes: means over seeds {listed} ({out})")
-    RunFolder(out).write_json("seeds.json", rows)
+    RunFolder(out).write_json("seeds.json", {"seeds": arguments.seeds, "rows": rows})
     files = save_figure(partial(draw, rows), out / "loss-by-bytes", (8.0, 4.2))
     output.note(f"written: {out / 'seeds.json'}, {', '.join(map(str, files))}; a run's folder for each seed beside")
     return 0
