@@ -33,7 +33,7 @@ from fpld.numerics import log_softmax, log_sum_exp
 from fpld.registry import rules as registry
 from fpld.rules import combine
 from fpld.seeds import derive_seed
-from fpld.storage.folder import RunFolder
+from fpld.storage.folder import HELDOUT, RunFolder, text_file
 from fpld.students import load
 from fpld.types import Decoded
 
@@ -105,8 +105,8 @@ def study(config: Config, names: Sequence[str], finalists: Sequence[str]) -> lis
         store = RunFolder(Path(folder))
         sequences = prepare(config, store).probe.sequences
         base = load(store.path / base_file(config, None))
-        texts = [store.read_arrays(f"text/{index}.safetensors")[0]["tokens"] for index in range(len(config.nodes))]
-        held = store.read_arrays("heldout.safetensors")[0]
+        texts = [store.read_arrays(text_file(index))[0]["tokens"] for index in range(len(config.nodes))]
+        held = store.read_arrays(HELDOUT)[0]
     heldout = [held[str(index)] for index in range(len(texts))]
 
     def loss(student: Student) -> float:

@@ -1,6 +1,6 @@
 """Federated Probe-Logit Distillation: one language model from text that may not leave its sites.
 
-Start with `Plan`, a codec and a rule (examples/one_round.py reads like the paper's Algorithm 1). `fpld.theory` has
+Start with examples/quickstart.py; examples/one_round.py reads like the paper's Algorithm 1. `fpld.theory` has
 the paper's statements, `fpld.allocators` its allocators, `fpld.rules` its rules, `fpld.registry` all of them by name.
 """
 
@@ -8,8 +8,9 @@ from fpld import registry
 from fpld.budget import allocators
 from fpld.budget.estimators import distortion_weights
 from fpld.budget.moments import Moments
-from fpld.codecs import Codec, Traits, UniformCodec, decode, encode
+from fpld.codecs import Codec, PredictiveCodec, Traits, UniformCodec, decode, encode, make_prior
 from fpld.codecs.dither import Dither
+from fpld.codecs.samples.codec import SamplesCodec
 from fpld.errors import BudgetError, FpldError, FrameError, InputError, MissingExtraError
 from fpld.numerics import centre
 from fpld.paper import refine, theory
@@ -31,7 +32,9 @@ __all__ = [
     "MissingExtraError",
     "Moments",
     "Plan",
+    "PredictiveCodec",
     "Quantizer",
+    "SamplesCodec",
     "Traits",
     "UniformCodec",
     "allocators",
@@ -40,6 +43,7 @@ __all__ = [
     "decode",
     "distortion_weights",
     "encode",
+    "make_prior",
     "paper_quantizer",
     "refine",
     "registry",

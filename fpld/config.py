@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from fpld import registry
+from fpld._check import printable
 from fpld.budget.policy import check_choice
 from fpld.errors import InputError
 from fpld.registry import codecs
@@ -30,6 +31,8 @@ from fpld.students.choice import StudentChoice
 from fpld.students.choice import parse as parse_student
 from fpld.students.configs import HuggingFaceConfig
 from fpld.units import parse_rate
+
+AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -65,10 +68,16 @@ class RunSection(Section):
 
 
 class BaselinesSection(Section):
-    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule."""
+    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule.
+
+    `rounds` are the numbers of rounds that FedAvg splits the nodes' local steps into, each a row of the table (without
+    it: those of the run); `fedavg_rate` is the learning rate of its nodes (without it: that of [local]).
+    """
 
     methods: list[Baseline] = ["alone", "pooled", "fedavg", "float32"]
     rate: Positive | None = None
+    rounds: Annotated[list[Count], Field(min_length=1)] | None = None
+    fedavg_rate: Positive | None = None
 
 
 class DataSection(Section):
@@ -113,12 +122,18 @@ class TokenizerSection(Section):
 
 
 class NodeSection(Section):
-    """[[nodes]]: a site. `bits` (per coordinate) or `uplink` with [budget] deadline is the most it may send a round."""
+    """[[nodes]]: a site.
+
+    The most it may send a round is one of `bits` per coordinate, `context_bits` per probe context, or what its `uplink`
+    carries within [budget] deadline.
+    """
 
     name: Name
     label: str | None = None
     data: str | None = None
+    field: str | None = None
     bits: Positive | None = None
+    context_bits: Positive | None = None
     uplink: Rate | None = None
     clip: Positive | None = None
     weight: Positive | None = None
@@ -126,26 +141,36 @@ class NodeSection(Section):
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        if (self.bits is None) == (self.uplink is None):
-            raise ValueError("needs either bits or uplink")
+        if sum(limit is not None for limit in (self.bits, self.context_bits, self.uplink)) != 1:
+            raise ValueError("needs one of bits, context_bits and uplink")
         return self
 
 
 class BudgetSection(Section):
-    """[budget]: bits per coordinate for all nodes together (`total`), and how they are shared out.
+    """[budget]: bits for all nodes together, and how they are shared out.
 
-    Without an `allocator` it is `optimal`, or the estimator's own.
+    They are per coordinate (`total`) or per probe context (`context_total`); without either all nodes send at their
+    limits.
+
+    Without an `allocator` it is `square-root` for sampled labels, `optimal` for all others, or the estimator's own.
     """
 
     total: Positive | None = None
+    context_total: Positive | None = None
     allocator: Allocator | None = None
     estimator: Estimator = "none"
     warmup: Count = 1
     forget: Annotated[float, Field(gt=0, le=1)] = 1.0
     deadline: Positive = 60.0
 
+    def bits(self, vocab: int) -> float | None:
+        """Return the bits per probe context for all nodes together, if they are limited."""
+        return self.context_total if self.total is None else self.total * vocab
+
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
+        if self.total is not None and self.context_total is not None:
+            raise ValueError("total and context_total are the same in two units: leave one out")
         check_choice(self.allocator, self.estimator, self.forget)
         return self
 
@@ -234,10 +259,14 @@ class Config(Section):
             raise ValueError("probe.fresh must be false when codec.against is 'own': refinement keeps its contexts")
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
             raise ValueError("combine.broadcast must be 'logits' when nodes have students of their own")
-        if self.combine.broadcast == "logits" and "fedavg" in self.baselines.methods:
+        averaging = [name for name in self.baselines.methods if name in AVERAGING]
+        if self.combine.broadcast == "logits" and averaging:
             raise ValueError(
-                "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
+                f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
             )
+        steps, asked = self.local.steps * self.run.rounds, self.baselines.rounds or []
+        if any(steps % rounds for rounds in asked):
+            raise ValueError(f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}")
         if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
             raise ValueError(
                 f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
@@ -263,11 +292,13 @@ def parse_toml(cls: type[S], text: str, source: str) -> S:
     """Check the text of a TOML file against what it must hold; every error names the key."""
     try:
         return cls.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: must be TOML: {error}") from None
     except ValidationError as error:
         lines = [f"{source}: {_key(item['loc'])}{_message(item)}" for item in error.errors()]
         raise InputError("; ".join(lines)) from None
+    except RecursionError:
+        raise InputError(f"{source}: must be TOML of tables that are not nested so deep") from None
+    except ValueError as error:  # of TOML, or of a number with thousands of digits
+        raise InputError(f"{source}: must be TOML: {printable(error)}") from None
 
 
 def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:

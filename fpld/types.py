@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ Words = npt.NDArray[np.uint32]
 
 MAX_CONTEXTS = 2**32 - 1
 MAX_VOCAB = 2**24
+MAX_BITS = 256  # a coordinate: far more than raw logits take; a budget beyond it is a mistake, or worse
 MAX_SLOTS = 2**16  # as many points as the dither's interval has
 
 
@@ -63,9 +65,13 @@ class Plan:
         _check.integer("contexts", self.contexts, least=1, most=MAX_CONTEXTS)
         _check.integer("vocab", self.vocab, least=2, most=MAX_VOCAB)
         _check.real("bits", self.bits, least=0.0)
+        if self.bits > MAX_BITS * self.vocab:
+            raise InputError(f"bits must be at most {MAX_BITS} for each of {self.vocab} tokens, got {self.bits:g}")
         if self.clip is not None:
             _check.real("clip", self.clip, above=0.0)
-        if self.prior is not None and not hasattr(self.prior, "block"):
+        if self.learnt is not None and (self.learnt.dtype != np.uint16 or self.learnt.ndim != 1):
+            raise InputError(f"learnt must be uint16 in one dimension, got {self.learnt.dtype} {self.learnt.shape}")
+        if self.prior is not None and not hasattr(self.prior, "digest"):
             raise InputError(f"prior must be a Prior, for an array ArrayPrior(array), got {type(self.prior).__name__}")
         _check.integer("slots", self.slots, least=1, most=MAX_SLOTS)
         _check.integer("slot", self.slot, most=self.slots - 1)
@@ -74,6 +80,17 @@ class Plan:
     def run_id(self) -> bytes:
         """Return a name of the run that does not reveal its key (16 bytes)."""
         return hashlib.blake2b(b"run id", key=self.run_key, digest_size=16, person=b"fpld v1").digest()
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of all that both ends must agree on, prior and tables too (32 bytes)."""
+        clip = -1.0 if self.clip is None else float(self.clip)
+        whole = struct.pack("<IIIIddII", *(self.round, self.node, *self.shape), self.bits, clip, self.slot, self.slots)
+        hashed = hashlib.blake2b(self.run_id + self.probe + whole, digest_size=32, person=b"fpld plan")
+        hashed.update(bytes(32) if self.prior is None else self.prior.digest)
+        if self.learnt is not None:
+            hashed.update(struct.pack("<I", self.learnt.size) + self.learnt.astype("<u2", copy=False).tobytes())
+        return hashed.digest()
 
     @property
     def budget_bytes(self) -> int:

@@ -33,7 +33,11 @@ VERSIONS = {
     (2, "float32"): "cef933ea1c61fcd253e19fa788e41b54e80b11c6233fa85ceb291ed6cda9c000",
     (2, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
     (2, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
-    (2, "samples"): "2e565266c205a819fb9299b31053a9fd53bf0bcd698218afe11c6e751e80fbbb",
+    (3, "uniform"): "2fa517f82a065bdebaa87292c7b503f9397a64323085146d1442c2574d043a40",
+    (3, "float32"): "cef933ea1c61fcd253e19fa788e41b54e80b11c6233fa85ceb291ed6cda9c000",
+    (3, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
+    (3, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
+    (3, "samples"): "2e565266c205a819fb9299b31053a9fd53bf0bcd698218afe11c6e751e80fbbb",
 }
 
 # Codec, contexts, vocabulary, bits per context, other fields of the plan, and the payload (a long one: its SHA-256).

@@ -22,7 +22,7 @@ from fpld.federation.training import one_thread
 from fpld.rules import MIXTURE, combine
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import write_arrays
-from fpld.storage.folder import RunFolder
+from fpld.storage.folder import RunFolder, text_file
 from fpld.students import load
 from fpld.types import Decoded
 
@@ -70,7 +70,7 @@ def _train(seed: int) -> dict[int, tuple[Array, Array]]:
     with tempfile.TemporaryDirectory() as name:
         store = RunFolder(Path(name))
         prepared = prepare(config, store)
-        texts = [store.read_arrays(f"text/{index}.safetensors")[0]["tokens"] for index in range(len(config.nodes))]
+        texts = [store.read_arrays(text_file(index))[0]["tokens"] for index in range(len(config.nodes))]
         student = load(store.path / base_file(config, None))
         sequences = prepared.probe.sequences
         for round in range(1, max(ROUNDS) + 1):

@@ -1,4 +1,4 @@
-"""`fpld export`: a run's trace for other tools."""
+"""`fpld export`: a run's student for other programs, or its trace for other tools."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     import argparse
 
     from fpld.cli.output import Output
+    from fpld.report.runs import Run
 
-HELP = "a run's trace as CSV, Parquet or TensorBoard files"
+HELP = "a run's student for transformers, or its trace as CSV, Parquet or TensorBoard files"
 EPILOG = """\
+huggingface: a folder that AutoModelForCausalLM and AutoTokenizer load without fpld, with a model card.
 CSV and Parquet: rounds (one row a round), nodes (one row a node and round) and results (one row a method).
-TensorBoard: the same numbers as scalars by round. Examples:
+TensorBoard: the same numbers as scalars by round. Private text is never copied. Examples:
 
+  fpld export runs/demo --to huggingface --out student
   fpld export runs/demo
   fpld export runs/demo --to parquet tensorboard --out exported
 """
+MODEL = "huggingface"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,27 +34,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         nargs="+",
-        choices=FORMATS,
+        choices=(MODEL, *FORMATS),
         default=["csv"],
         metavar="FORMAT",
-        help=f"of {', '.join(FORMATS)} (default: csv)",
+        help=f"{MODEL}, or of {', '.join(FORMATS)} (default: csv)",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the files (default: RUN/export)")
+    model = parser.add_argument_group(f"--to {MODEL}")
+    model.add_argument("--best", action="store_true", help="the student of the best round, not of the last")
+    model.add_argument("--adapter", action="store_true", help="the LoRA adapters alone, not merged into the model")
+    model.add_argument("--licence", metavar="ID", help="licence of the weights, for the card (such as apache-2.0)")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write, and print what was written."""
     source = read_run(arguments.run)
     out = arguments.out if arguments.out is not None else arguments.run / "export"
-    rows = []
+    wanted = list(dict.fromkeys(arguments.to))
+    if MODEL in wanted and len(wanted) > 1:
+        raise InputError(f"--to: {MODEL} fills a folder of its own: export it by itself")
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in dict.fromkeys(arguments.to):
-            rows += [
-                {"format": name, "file": str(file), "bytes": file.stat().st_size}
-                for file in FORMATS[name](source, out)
-            ]  # fmt: skip
+        rows = [
+            {"format": name, "file": str(file), "bytes": file.stat().st_size}
+            for name in wanted
+            for file in _write(name, source, out, arguments)
+        ]
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror or error}") from None
-    output.result("export", rows, title=f"Trace of {source.name}: {len(source.trace)} rounds")
+    what = "Student" if MODEL in wanted else "Trace"
+    output.result("export", rows, title=f"{what} of {source.name}: {len(source.trace)} rounds")
     return 0
+
+
+def _write(name: str, source: Run, out: Path, arguments: argparse.Namespace) -> list[Path]:
+    if name != MODEL:
+        out.mkdir(parents=True, exist_ok=True)
+        return FORMATS[name](source, out)
+    from fpld.report.model import to_huggingface
+
+    options = {"best": arguments.best, "adapter": arguments.adapter, "licence": arguments.licence}
+    return to_huggingface(arguments.run, source, out, **options)

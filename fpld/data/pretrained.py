@@ -61,6 +61,10 @@ class PretrainedTokenizer:
         """Return the bytes of the decoded text; a character that is cut counts as its replacement mark."""
         return len(self.decode(tokens).encode())
 
+    def library_json(self) -> str:
+        """Return the tokenizer as the JSON of the `tokenizers` library."""
+        return str(self._backend.to_str())
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer as JSON."""
         serial = {

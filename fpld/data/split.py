@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpld.data.documents import Document
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpld.data.documents import Document
-
     Shards = dict[str, list[Document]]
+
+PARTS = 20  # of a single document, for holding out
 
 
 def by_label(documents: Sequence[Document], *, nodes: Sequence[str] | None = None) -> Shards:
@@ -78,10 +79,12 @@ def hold_out(documents: Sequence[Document], *, fraction: float, seed: int) -> tu
     """Split into (training, held-out) documents by whole groups, in their order.
 
     Groups are drawn at random until they hold `fraction` of the bytes; both sides get at least one group.
-    The draw depends on the groups and the seed, not on the order of the documents.
+    The draw depends on the groups and the seed, not on the order of the documents. A single document is cut into parts.
     """
     if not 0 < fraction < 1:
         raise InputError(f"fraction must lie between 0 and 1, got {fraction}")
+    if len(documents) == 1:
+        documents = cut(documents[0])
     sizes: defaultdict[str, int] = defaultdict(int)
     for document in documents:
         sizes[_group(document)] += document.size
@@ -100,6 +103,26 @@ def hold_out(documents: Sequence[Document], *, fraction: float, seed: int) -> tu
         taken += sizes[names[index]]
     training = [document for document in documents if _group(document) not in held]
     return training, [document for document in documents if _group(document) in held]
+
+
+def cut(document: Document, parts: int = PARTS) -> list[Document]:
+    r"""Cut a document into at most `parts` of about the same length: at empty lines, or at lines, or at blanks.
+
+    >>> from fpld.data import Document
+    >>> [part.text for part in cut(Document("notes", "one\n\ntwo\n\nsix"), 3)]
+    ['one\n\n', 'two\n\n', 'six']
+    """
+    text = document.text
+    for separator in ("\n\n", "\n", " "):
+        if text.strip().count(separator) >= parts - 1 or separator == " ":
+            break
+    places = [0]
+    for number in range(1, parts):
+        place = text.find(separator, max(number * len(text) // parts - 1, places[-1])) + len(separator)
+        if place >= len(separator) and text[place:].strip() and text[places[-1] : place].strip():
+            places.append(place)
+    pieces = [text[start:stop] for start, stop in zip(places, [*places[1:], len(text)], strict=True)]
+    return [Document(f"{document.name}#{index}", piece, document.label) for index, piece in enumerate(pieces, 1)]
 
 
 def _group(document: Document) -> str:

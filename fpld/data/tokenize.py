@@ -51,6 +51,9 @@ class Tokenizer(Protocol):
     def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
         """Return the number of bytes of text that the tokens stand for."""
 
+    def library_json(self) -> str:
+        """Return the tokenizer as the JSON of the `tokenizers` library, which other programs read."""
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer to a file that `load_tokenizer` reads."""
 
@@ -80,6 +83,10 @@ class ByteTokenizer:
     def text_bytes(self, tokens: NDArray[np.integer[Any]]) -> int:
         """Return the number of tokens: each is one byte."""
         return int(np.asarray(tokens).size)
+
+    def library_json(self) -> str:
+        """Return the tokenizer as a byte-level BPE without merges."""
+        return str(_byte_level([bytes([byte]) for byte in range(256)], []).to_str())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer as JSON."""
@@ -162,6 +169,10 @@ class BpeTokenizer:
         """Return the number of bytes of text that the tokens stand for."""
         return int(self._lengths[check_tokens(tokens, self.vocab)].sum())
 
+    def library_json(self) -> str:
+        """Return the tokenizer as the JSON of the `tokenizers` library."""
+        return str(self._library.to_str())
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer as JSON."""
         write_atomic(Path(path), canonical_json(self._serial()))
@@ -184,13 +195,18 @@ class BpeTokenizer:
 
     @functools.cached_property
     def _library(self) -> Any:
-        library = tokenizers_library()
-        names = [_printable(token) for token in self._tokens]
-        merges = [(_printable(left), _printable(right)) for left, right in self._merges]
-        vocab = {name: index for index, name in enumerate(names)}
-        model = library.Tokenizer(library.models.BPE(vocab=vocab, merges=merges))
-        model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return model
+        return _byte_level(self._tokens, self._merges)
+
+
+def _byte_level(tokens: Sequence[bytes], merges: Sequence[tuple[bytes, bytes]]) -> Any:
+    """Make a byte-level BPE of the `tokenizers` library."""
+    library = tokenizers_library()
+    vocab = {_printable(token): index for index, token in enumerate(tokens)}
+    pairs = [(_printable(left), _printable(right)) for left, right in merges]
+    model = library.Tokenizer(library.models.BPE(vocab=vocab, merges=pairs))
+    model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = library.decoders.ByteLevel()
+    return model
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:

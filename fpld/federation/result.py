@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
+from fpld.federation.keep import BEST
 from fpld.federation.state import TRACE
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from fpld.federation.federation import Federation
 
 Row = dict[str, Any]
+_MOST = 700.0  # nats: the exponential of more is no number any more
 
 
 def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
@@ -22,6 +24,8 @@ def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
     setup = federation.setup
     table = [*others, federation_row("fpld", federation)]
     students.write_state(setup.run.path / "student.safetensors", federation.state.student, like=setup.base)
+    if federation.store.has(BEST):
+        setup.run.write("student-best.safetensors", (federation.store.path / BEST).read_bytes())
     setup.run.write(TRACE, (federation.store.path / TRACE).read_bytes())
     setup.run.write_json("result.json", table)
     return table
@@ -51,7 +55,7 @@ def table_row(
         "method": method,
         "heldout_loss": loss,
         "bits_per_byte": bits_per_byte,
-        "perplexity": None if loss is None else float(np.exp(loss)),
+        "perplexity": None if loss is None or loss > _MOST else float(np.exp(loss)),
         "uplink_bytes": int(uplink_bytes),
         "downlink_bytes": int(downlink_bytes),
     }

@@ -10,6 +10,7 @@ from fpld import data
 from fpld.errors import InputError
 from fpld.federation.part import parts
 from fpld.seeds import derive_seed
+from fpld.storage.folder import HELDOUT, PRIVATE, text_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from fpld.storage.folder import RunFolder
 
 log = logging.getLogger(__name__)
+
+_PRIVATE_README = b"""\
+This folder holds the private texts of all nodes, as tokens: with tokenizer.json anyone can read them.
+No command copies it. Leave it out when you pass the run's folder on; `fpld run --resume` and `fpld evaluate` without
+--data need it. The models in ../fpld/nodes/ were trained on these texts, and are the nodes' own.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,8 +64,9 @@ def write_texts(config: Config, documents: list[Document], tokenizer: Tokenizer,
     for part in parts(config):
         log.info("tokenizing the text of %s", part.name)
         texts.append(node_text(part, dealt[part.name], tokenizer))
-        store.write_arrays(f"text/{part.index}.safetensors", {"tokens": texts[-1].train})
-    store.write_arrays("heldout.safetensors", {str(index): text.heldout for index, text in enumerate(texts)})
+        store.write_arrays(text_file(part.index), {"tokens": texts[-1].train})
+    store.write(f"{PRIVATE}/README.txt", _PRIVATE_README)
+    store.write_arrays(HELDOUT, {str(index): text.heldout for index, text in enumerate(texts)})
     known = {
         "bytes_per_token": sum(text.heldout_bytes for text in texts) / sum(len(text.heldout) for text in texts),
         "private_bytes": sum(text.train_bytes for text in texts),
@@ -94,7 +102,7 @@ def first_documents(documents: list[Document], most: int) -> list[Document]:
 def _deal(config: Config, documents: list[Document]) -> dict[str, list[Document]]:
     """Deal documents to the nodes that have no data of their own."""
     own = {
-        node.name: data.read_documents(node.data, field=config.data.field)
+        node.name: data.read_documents(node.data, field=node.field or config.data.field)
         for node in config.nodes
         if node.data is not None
     }

@@ -56,6 +56,19 @@ def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], le
     return losses
 
 
+def mixture_loss(models: Sequence[Student], tokens: np.ndarray[Any, Any], length: int) -> float:
+    """Return the loss in nats per token of the mean of the models' probabilities, on whole windows of a text."""
+    count = (len(tokens) - 1) // length * length
+    windows, following = tokens[:count].reshape(-1, length), tokens[1 : count + 1]
+    total, start = 0.0, 0
+    for blocks in zip(*(model.logit_blocks(windows) for model in models), strict=True):
+        chosen = np.arange(len(blocks[0])), following[start : start + len(blocks[0])]
+        chances = np.mean([np.exp(log_softmax(block)[chosen], dtype=np.float64) for block in blocks], axis=0)
+        total -= float(np.log(chances).sum())
+        start += len(blocks[0])
+    return total / count
+
+
 def blank_kl(target: np.ndarray[Any, Any]) -> float:
     """Return the mean over contexts of KL(softmax(target) || equal probabilities): log V less the entropy."""
     total = 0.0

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+TEMPORARY = ".fpld-"
+"""How the name of a half-written file begins, and of no other file."""
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a reader sees the old file or the whole new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -37,9 +41,39 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise storage_error(path, error) from error
 
 
+def keep(path: Path, previous: Path) -> None:
+    """Let a file have a second name, in place of what had that name; it is there under its own name all the time."""
+    temporary = path.with_name(f"{TEMPORARY}{previous.name}.kept")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.hardlink_to(path)
+        except OSError:  # a file system without links
+            write_atomic(temporary, path.read_bytes())
+        temporary.replace(previous)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(previous, error) from error
+
+
+def remove_half_written(folder: Path) -> None:
+    """Delete what writes that were cut off have left; folders in it that hold a run of their own are left alone."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not (Path(place) / name / "lock").exists()]
+        for name in files:
+            leftover = Path(place) / name
+            if name.startswith(TEMPORARY) and leftover.is_file() and not leftover.is_symlink():
+                leftover.unlink()
+
+
 def write_shared(path: Path, content: str) -> None:
     """Write a text for others to read, such as a page: atomically, with the permissions of new files here."""
-    write_atomic(path, content.encode())
+    write_shared_bytes(path, content.encode())
+
+
+def write_shared_bytes(path: Path, content: bytes) -> None:
+    """Write a file for others to read, as `write_shared` does."""
+    write_atomic(path, content)
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
@@ -86,7 +120,11 @@ def read_bytes(path: Path) -> bytes:
 
 def read_utf8(path: Path) -> str:
     """Read a file as UTF-8, without a byte order mark at its start."""
-    content = read_bytes(path)
+    return as_utf8(read_bytes(path), path)
+
+
+def as_utf8(content: bytes, path: Path) -> str:
+    """Return the content of a file as text; raise InputError with the place of what is no UTF-8."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -100,7 +138,7 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
     """Read one JSON object, whose `format` must be `kind`."""
     try:
         value = json.loads(read_utf8(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} must hold JSON of format {kind!r}: {error}") from None
     if not isinstance(value, dict) or value.get("format") != kind:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__

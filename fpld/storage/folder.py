@@ -2,11 +2,12 @@
 
 config.toml            the configuration as used
 versions.json          what ran it
-tokenizer.json probe.json heldout.safetensors
-text/N.safetensors     the tokens of node N (a local run only: on real sites they stay there)
+tokenizer.json probe.json public.safetensors
+private/               the nodes' texts (a local run only: on real sites they stay there): text/N.safetensors are the
+                       tokens of node N, heldout.safetensors the held-out ones; with the tokenizer anyone can read them
 base-N.safetensors     models before the first round, one for each [student] table; base-0 is the student's
 METHOD/                one federation: checkpoint.safetensors, trace.jsonl, progress.json, nodes/N/
-student.safetensors    the result
+student.safetensors    the result; student-best.safetensors is that of the round with the lowest held-out loss
 trace.jsonl            one line a round
 result.json            the table that `fpld run` prints
 """
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
+PRIVATE = "private"
+HELDOUT = f"{PRIVATE}/heldout.safetensors"
+
+
+def text_file(node: int) -> str:
+    """Name the file with the tokens of a node's text, in the folder of a local run."""
+    return f"{PRIVATE}/text/{node}.safetensors"
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -50,7 +59,7 @@ class RunFolder:
         """Read JSON that `write_json` wrote."""
         try:
             return json.loads(read_utf8(self.path / name))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
 
     def write_arrays(self, name: str, arrays: Arrays, meta: dict[str, Any] | None = None) -> None:
@@ -60,7 +69,11 @@ class RunFolder:
     def read_arrays(self, name: str) -> tuple[Arrays, dict[str, Any]]:
         """Read what `write_arrays` wrote."""
         arrays, metadata = read_arrays(self.path / name)
-        return arrays, json.loads(metadata.get("meta", "{}"))
+        try:
+            meta = json.loads(metadata.get("meta", "{}"))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
+        return arrays, meta
 
     def has(self, name: str) -> bool:
         """Return whether a file is there."""

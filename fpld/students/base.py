@@ -216,6 +216,13 @@ class Student(ABC):
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
         write_arrays(path, self.state(), {"kind": self.kind, "version": VERSION, "config": config})
 
+    def export(self, folder: Path, *, adapter: bool = False) -> None:  # noqa: ARG002  # for kinds that can
+        """Write the model as `transformers` reads it: config.json and model.safetensors, or an adapter by itself."""
+        raise InputError(
+            f"a student of kind {self.kind!r} has no form that other libraries read: it can be used by "
+            "`fpld generate` and `fpld evaluate`; set student.kind to 'transformer' or 'huggingface' to export one"
+        )
+
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a student of this kind from a file; anything but a whole and sound one raises InputError."""

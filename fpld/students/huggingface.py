@@ -23,6 +23,7 @@ from fpld.errors import InputError, MissingExtraError
 from fpld.storage.arrays import read_arrays
 from fpld.students.base import check_count
 from fpld.students.configs import HuggingFaceConfig
+from fpld.students.export import export_pretrained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,6 +123,13 @@ class HuggingFace(GradientStudent):
         other._network = copy.deepcopy(self._network, frozen)
         return other
 
+    def export(self, folder: Path, *, adapter: bool = False) -> None:
+        """Write the model with its adapters merged, or the adapters alone; the model's own tokenizer beside it."""
+        if adapter and self._config.lora == 0:
+            raise InputError("adapter must be False for a student without LoRA (student.lora = 0)")
+        tokenizer = load_tokenizer(self._config.path)
+        export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self._config.path).name)
+
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
         return super()._blocks(sequences, max(1, min(size, fits)))
@@ -132,11 +140,16 @@ class HuggingFaceTokenizer(PretrainedTokenizer):
 
     def __init__(self, path: str | os.PathLike[str], *, vocab: int | None = None) -> None:
         """Read it; `vocab` is the V of the model, which may be larger than the tokenizer's own."""
-        folder, options = _place(locate(path))
-        tokenizer = require("transformers").AutoTokenizer.from_pretrained(folder, **options)
+        tokenizer = load_tokenizer(path)
         if not getattr(tokenizer, "is_fast", False):
             raise InputError(f"{path} must hold a tokenizer.json: only fast tokenizers are read")
         super().__init__(tokenizer.backend_tokenizer.to_str(), vocab=vocab)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """Load the tokenizer of a model as transformers has it, with its special tokens."""
+    folder, options = _place(locate(path))
+    return require("transformers").AutoTokenizer.from_pretrained(folder, **options)
 
 
 def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:

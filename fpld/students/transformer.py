@@ -8,13 +8,15 @@ Shapes in the comments: B sequences of T tokens, width C, H heads of C/H, M hidd
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from fpld.errors import MissingExtraError
+from fpld.errors import InputError, MissingExtraError
 from fpld.students.base import check_count
 from fpld.students.configs import EPSILON, THETA, TransformerConfig
+from fpld.students.export import export_llama
 
 try:
     import torch
@@ -168,6 +170,12 @@ class Transformer(GradientStudent):
         other = type(self)(self.config, seed=0, device=str(self.device))
         other._set_state(self.state())
         return other
+
+    def export(self, folder: Path, *, adapter: bool = False) -> None:
+        """Write the model as a LlamaForCausalLM."""
+        if adapter:
+            raise InputError("adapter must be False for a transformer: all its weights are trained")
+        export_llama(self._config, llama_weights(self.state(), self._config.layers), folder)
 
 
 def llama_weights(state: Mapping[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:

@@ -48,7 +48,7 @@ def test_a_size_is_a_total_too(capsys: pytest.CaptureFixture[str]) -> None:
     found = rows(capsys, *PLAN, "--total", "40MB", "--caps", "12MB")
     sites = [row for row in found if row["table"] == "sites"]
     assert sum(row["round_bytes"] for row in sites) == pytest.approx(40e6, rel=1e-4)
-    assert max(row["round_bytes"] for row in sites) <= 12e6 + 104
+    assert max(row["round_bytes"] for row in sites) <= 12e6 + 136
 
 
 def test_the_inverse_question(capsys: pytest.CaptureFixture[str]) -> None:

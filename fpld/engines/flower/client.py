@@ -61,9 +61,7 @@ def client_app(home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod]
         letter, record = unpack(content, "letter", LETTER), content.array_records.get("student")
         if record is None:
             raise ProtocolError("a message to evaluate must hold the student")
-        node = home(context)
-        answer = duties.evaluate(node, letter, record_arrays(record), unpack_files(content))
-        note(node.folder, "evaluated the student on the held-out text")
+        answer = duties.evaluate(home(context), letter, record_arrays(record), unpack_files(content))
         return Message(pack(letter=(answer, LETTER)), reply_to=message)
 
     return app

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from fpld import students
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.journal import note
 from fpld.errors import BudgetError, ProtocolError
 from fpld.federation import jobs
+from fpld.federation.keep import ALONE, OWN
 from fpld.federation.part import Part
 from fpld.federation.texts import node_text
 from fpld.federation.work import Place, work
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from fpld.protocol import Task
     from fpld.storage.folder import Arrays
 
-HELDOUT, TEXT, STUDENT = "heldout.safetensors", "text.safetensors", "student.safetensors"
+HELDOUT, TEXT, STUDENT, PART = "heldout.safetensors", "text.safetensors", "student.safetensors", "part.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,20 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
     part, place = order.part, order.place
     write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
     loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
+    _compare(home, order, loss)
     arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
     answer = {"kind": "evaluated", "round": order.body.get("round"), "loss": loss}
     return write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
+
+
+def _compare(home: Home, order: Order, loss: float) -> None:
+    """Tell the site, in its log, what the student is worth to it beside its own models."""
+    folder, said = order.place.folder, [f"the student {loss:.4f}"]
+    for file, what in ((OWN, "this node's own model of this round"), (ALONE, "its model without the federation")):
+        if (folder / file).exists():
+            (found,) = jobs.evaluate(folder / file, None, folder / HELDOUT, order.part.length)
+            said.append(f"{what} {found:.4f}")
+    note(home.folder, f"nats per token on the held-out text of {home.terms.name}: {', '.join(said)}")
 
 
 def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
@@ -110,6 +123,7 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
     for what, found in (("tokenizer's vocabulary", tokenizer.vocab), ("model's vocabulary", vocab)):
         _insist(what, str(found), str(probe.vocab), of="the probe set's")
     text = node_text(part, home.documents(), tokenizer)
+    folder.write_json(PART, part.model_dump(mode="json"))
     folder.write_arrays(TEXT, {"tokens": text.train})
     folder.write_arrays(HELDOUT, {"0": text.heldout}, {"bytes": text.heldout_bytes})
 

@@ -13,6 +13,7 @@ from fpld.federation.engine import Absence, Heldout
 from fpld.federation.federation import Federation
 from fpld.federation.part import parts
 from fpld.federation.work import Place
+from fpld.storage.folder import HELDOUT, text_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +64,7 @@ class LocalEngine:
     def place(self, node: int) -> Place:
         """Return where a node works."""
         run = self._setup.run.path
-        return Place(self._federation.store.path / f"nodes/{node}", run, run / f"text/{node}.safetensors")
+        return Place(self._federation.store.path / f"nodes/{node}", run, run / text_file(node))
 
     def _submit(self, node: int, task: Task) -> Future[bytes]:
         data = task.to_bytes()
@@ -85,7 +86,7 @@ class LocalEngine:
 
 def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
     """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
-    return run.path / base_file(config, index), state, run.path / "heldout.safetensors", config.probe.length
+    return run.path / base_file(config, index), state, run.path / HELDOUT, config.probe.length
 
 
 def federate(config: Config, run: RunFolder, prepared: Prepared, name: str, pool: Executor) -> Federation:

@@ -1,0 +1,55 @@
+"""Models that are kept for their users: the best student of the rounds, and at a node the models of its own.
+
+No round depends on them: they are what `fpld generate`, `fpld evaluate` and `fpld export` work with.
+
+METHOD/best.safetensors             the student of the round with the lowest held-out loss
+METHOD/nodes/N/alone.safetensors    node N's model after its first round: the base, trained on its own text alone
+METHOD/nodes/N/own.safetensors      node N's model after its last round: the student, trained on its own text
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld import students
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fpld.federation.state import Line
+    from fpld.storage.folder import Arrays
+    from fpld.students import Student
+
+BEST, ALONE, OWN = "best.safetensors", "alone.safetensors", "own.safetensors"
+
+
+def keep_best(folder: Path, student: Arrays, trace: Sequence[Line], *, like: Path) -> None:
+    """Write the student of the last line of a trace if none of the rounds before was better."""
+    if best_round(trace) == trace[-1]["round"]:
+        students.write_state(folder / BEST, student, like=like)
+
+
+def best_round(trace: Sequence[Line]) -> int:
+    """Return the round with the lowest mean held-out loss over the sites that evaluated every round; the last of ties.
+
+    Where no site did, it is the last round.
+
+    >>> best_round([{"round": 1, "heldout_by_node": [3.0, None]}, {"round": 2, "heldout_by_node": [3.5, 1.0]}])
+    1
+    """
+    losses = [line["heldout_by_node"] for line in trace]
+    sites = [site for site in range(len(losses[0])) if all(line[site] is not None for line in losses)]
+    if not sites:
+        return int(trace[-1]["round"])
+    means = [float(np.mean([line[site] for site in sites])) for line in losses]
+    return int(trace[len(means) - 1 - int(np.argmin(means[::-1]))]["round"])
+
+
+def keep_own(folder: Path, round: int, model: Student) -> None:
+    """Write a node's own model after a round."""
+    model.save(folder / OWN)
+    if round == 1:
+        model.save(folder / ALONE)

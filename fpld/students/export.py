@@ -1,0 +1,64 @@
+"""Students as folders that `transformers` and `peft` read without this package.
+
+What is written depends on the student alone: no path of this machine is in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+from fpld.storage.arrays import dump_arrays
+from fpld.storage.files import read_utf8, write_shared, write_shared_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import numpy as np
+
+    from fpld.data import Tokenizer
+    from fpld.students.configs import TransformerConfig
+
+WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG, ADAPTER_CONFIG = "tokenizer.json", "tokenizer_config.json", "adapter_config.json"
+# transformers fills in tokens 1 and 2 where a Llama's configuration names none, and stops at the second.
+_NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_PLACES = ("_name_or_path", "name_or_path")
+
+
+def export_llama(config: TransformerConfig, weights: Mapping[str, np.ndarray], folder: Path) -> None:
+    """Write weights by their names in transformers as a LlamaForCausalLM."""
+    settings = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32"}
+    _write_json(folder / CONFIG, {**settings, **config.llama, **_NO_SPECIAL_TOKENS})
+    # A longer text needs positions that the model has never seen.
+    _write_json(folder / GENERATION, {"do_sample": True, "max_length": config.length, **_NO_SPECIAL_TOKENS})
+    write_shared_bytes(folder / WEIGHTS, dump_arrays(dict(weights), {"format": "pt"}))
+
+
+def export_pretrained(model: Any, tokenizer: Any, folder: Path, *, adapter: bool, base: str) -> None:
+    """Write a model of transformers, its adapters merged, or the adapters of peft alone, for the model named `base`."""
+    if hasattr(model, "merge_and_unload") and not adapter:
+        model = copy.deepcopy(model).merge_and_unload()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)  # peft's own, an empty form
+    for name in (CONFIG, TOKENIZER_CONFIG, ADAPTER_CONFIG):
+        if (folder / name).exists():
+            settings = json.loads(read_utf8(folder / name))
+            settings = {key: value for key, value in settings.items() if key not in _PLACES}
+            _write_json(folder / name, settings | ({"base_model_name_or_path": base} if name == ADAPTER_CONFIG else {}))
+
+
+def export_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int | None) -> None:
+    """Write a tokenizer for AutoTokenizer; one that the model brought along is left, with its special tokens."""
+    if (folder / TOKENIZER_CONFIG).exists():
+        return
+    write_shared(folder / TOKENIZER, tokenizer.library_json())
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    _write_json(folder / TOKENIZER_CONFIG, settings | ({} if longest is None else {"model_max_length": longest}))
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_shared(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,53 @@
+"""Text from a student: one token after the other, each drawn from what the student predicts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fpld.errors import InputError
+from fpld.students.base import check_count, check_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fpld.students.base import Student
+
+
+def generate(
+    student: Student, prompt: np.ndarray, *, tokens: int, seed: int, temperature: float = 1.0, top: int = 0
+) -> Iterator[int]:
+    """Yield `tokens` ids that follow a prompt [n]; the student sees as many of the last ones as it can.
+
+    Logits are divided by `temperature`, and the most likely token is taken at 0. With `top` > 0 only that many of the
+    most likely tokens are drawn from.
+    """
+    check_count("tokens", tokens, 1)
+    check_count("seed", seed, 0)
+    check_count("top", top, 0)
+    if not 0 <= temperature < math.inf:
+        raise InputError(f"temperature must be a number of at least 0, got {temperature!r}")
+    context = check_tokens(prompt, student.vocab, 1, name="prompt")
+    return _tokens(student, context, tokens, np.random.default_rng(seed), temperature, top)
+
+
+def _tokens(
+    student: Student, context: np.ndarray, tokens: int, rng: np.random.Generator, temperature: float, top: int
+) -> Iterator[int]:
+    most = student.longest if student.longest is not None else student.window
+    for _ in range(tokens):
+        context = context[-most:]
+        chosen = _draw(student.logits(context[None])[-1].astype(np.float64), rng, temperature, top)
+        context = np.append(context, np.int32(chosen))
+        yield chosen
+
+
+def _draw(logits: np.ndarray, rng: np.random.Generator, temperature: float, top: int) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    if 0 < top < len(logits):
+        logits = np.where(logits >= np.partition(logits, -top)[-top], logits, -np.inf)
+    # The largest of logits plus Gumbel noise is a draw from their softmax.
+    return int((logits / temperature + rng.gumbel(size=len(logits))).argmax())
