@@ -176,9 +176,10 @@ def test_the_fit_finds_the_constants_again() -> None:
     for name in ("floor", "breadth", "steps", "labels"):
         assert getattr(found, name) == pytest.approx(getattr(MODEL, name), rel=1e-6)
     assert found.rms < 1e-9
-    noisy = fit_loss([(m, b, loss + rng.normal(0, 0.002)) for m, b, loss in points])
-    # 16 points and 4 constants: the rms is 0.002 sqrt(12/16), within four of its standard deviations of 20 %.
-    assert noisy.rms == pytest.approx(0.0017, rel=0.8)
+    noisy = [fit_loss([(m, b, loss + rng.normal(0, 0.002)) for m, b, loss in points]).rms for _ in range(200)]
+    # 16 points and 4 constants: the mean square is 0.002^2 12/16. Of 200 it has a standard deviation of
+    # sqrt(2 / 2400) = 2.9 %; four of them: one false alarm in 16,000 draws.
+    assert np.square(noisy).mean() == pytest.approx(0.002**2 * 12 / 16, rel=0.116)
 
 
 def test_constants_are_not_negative() -> None:

@@ -53,7 +53,8 @@ def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_one_round_is_near_what_theory_says() -> None:
     found = runpy.run_path(str(ROOT / "examples/one_round.py"))
     sigma2 = sum(float(each.variance.mean()) for each in found["decoded"]) / found["K"] ** 2
-    assert found["kl"] == pytest.approx(sigma2 / 2, rel=0.1)
+    # The law is of second order. Over 40 keys the ratio was 0.995 with a standard deviation of 0.008; five of them.
+    assert found["kl"] == pytest.approx(0.995 * sigma2 / 2, rel=0.04)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: path.name)

@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from fpld import InputError
 from fpld.budget import allocators
 from fpld.paper import theory
-from fpld.paper.simulate import Draw, Target
+from fpld.paper.simulate import Draw, Truth
 from fpld.paper.theory.cumulants import CUBIC
 
 logit_rows = arrays(np.float64, st.integers(2, 30), elements=st.floats(-20, 20))
@@ -108,7 +108,7 @@ def test_the_bracket_holds_for_random_federations_wherever_its_conditions_do() -
     for seed in range(25):
         nodes = int(rng.integers(1, 7))
         bits, clips = rng.uniform(4, 8, nodes), rng.uniform(1, 3, nodes)
-        target = Target.draw(contexts=200, vocab=100, seed=seed)
+        target = Truth.draw(contexts=200, vocab=100, seed=seed)
         draw = Draw.make(target, nodes=nodes, seed=seed, samples=math.inf)
         lower = theory.matching_lower(bits, clips, vocab=100, c_p=target.c_p)
         upper = theory.heterogeneous_upper(bits, clips, vocab=100)

@@ -33,14 +33,14 @@ def run_key(seed: int) -> bytes:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Target:
+class Truth:
     """P*: logits [m, V], and c_p of condition (ND)."""
 
     logits: Floats
     c_p: float
 
     @classmethod
-    def draw(cls, *, contexts: int, vocab: int = VOCAB, seed: int) -> Target:
+    def draw(cls, *, contexts: int, vocab: int = VOCAB, seed: int) -> Truth:
         """Draw P*."""
         logits = np.random.default_rng([seed, 0]).uniform(-REACH, REACH, (contexts, vocab))
         return cls(logits, nd(softmax(logits)).value)
@@ -50,14 +50,14 @@ class Target:
 class Draw:
     """One seed: the logits of each of K nodes, and its dither in round 1; both [K, m, V]."""
 
-    target: Target
+    target: Truth
     logits: Floats
     dither: Floats
 
     @classmethod
     def make(
         cls,
-        target: Target,
+        target: Truth,
         *,
         nodes: int,
         seed: int,

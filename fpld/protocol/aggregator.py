@@ -175,7 +175,7 @@ class Aggregator:
                 slot=node if stratified else 0,
                 slots=len(s.names) if stratified else 1,
                 prior=prior,
-                learnt=self._learner.tables,
+                learnt=self._learner.learnt,
             )
             for node in range(len(s.names))
         }
@@ -224,7 +224,7 @@ class Aggregator:
         observer = RoundObserver(self._learner, nodes, plans, agreement=not codec.traits.sparse)
         combined = combine(Replies(codec, rules.get(s.rule), payloads, plans, own), observer, s.threads)
         observer.close(codec, combined)
-        self._learner.learn_tables(self._learnt)
+        self._learner.learn(self._learnt)
         return combined
 
     def distilled(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the aggregator learns: weights or loss curves for the allocator, tables and agreement for the codec."""
+"""What the aggregator learns: weights or loss curves for the allocator, probabilities and agreement for the codec."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Learner:
         self.estimator = estimators.get(budget.estimator)
         self.estimate: State = self.estimator.start(nodes, budget.forget)
         self.noise: Floats = np.zeros(nodes)  # of the last round, for a person to see
-        self.tables: Array | None = None
+        self.learnt: Array | None = None
         self.agree = False
 
     @property
@@ -44,20 +44,20 @@ class Learner:
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return what a checkpoint must hold: arrays, and a JSON object."""
         arrays: dict[str, Array] = {_ESTIMATE + name: value for name, value in self.estimate.items()}
-        if self.tables is not None:
-            arrays["tables"] = self.tables
+        if self.learnt is not None:
+            arrays["tables"] = self.learnt
         return arrays, {"agree": self.agree}
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.estimate = {name.removeprefix(_ESTIMATE): a for name, a in arrays.items() if name.startswith(_ESTIMATE)}
-        self.tables, self.agree = arrays.get("tables"), bool(meta["agree"])
+        self.learnt, self.agree = arrays.get("tables"), bool(meta["agree"])
 
-    def learn_tables(self, learnt: Mapping[int, Array]) -> None:
+    def learn(self, learnt: Mapping[int, Array]) -> None:
         """Begin the next round with the mean of what the codec has learnt at the nodes, in integers."""
         if learnt:
             tables = np.stack([learnt[node] for node in sorted(learnt)]).astype(np.int64)
-            self.tables = (tables.sum(axis=0) // len(tables)).astype(np.uint16)
+            self.learnt = (tables.sum(axis=0) // len(tables)).astype(np.uint16)
 
 
 class RoundObserver:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.numerics import softmax, split
-from fpld.protocol.replies import Part, Sample, bracket
+from fpld.protocol.replies import Piece, Sample, bracket
 from fpld.rules.target import Target
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20  # coordinates that a thread works on at a time
 
 
-def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Callable[[], Target], Iterator[Part]]:
-    """Return a function that makes the target once all parts were taken, and the parts in order of contexts."""
+def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Callable[[], Target], Iterator[Piece]]:
+    """Return a function that makes the target once all pieces were taken, and the pieces in order of contexts."""
     target = np.empty(replies.shape, np.float32)
     contexts, vocab = replies.shape
     blocks = split(contexts, vocab * (len(replies.plans) if replies.rule.needs_all else 1), _BLOCK)
@@ -40,14 +40,14 @@ def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Callable[
             _apply(replies, observer, target, rows, (next(s) for s in streams)) for rows in blocks
         )
 
-    def work(rows: range) -> Part:
+    def work(rows: range) -> Piece:
         found = (block for reader in readers for block in reader.blocks([rows]))
         return _apply(replies, observer, target, rows, found)
 
     return partial(Target.dense, target), side_by_side(work, blocks, threads)
 
 
-def _apply(replies: Replies, observer: Observer, target: Floats32, rows: range, nodes: Iterable[Decoded]) -> Part:
+def _apply(replies: Replies, observer: Observer, target: Floats32, rows: range, nodes: Iterable[Decoded]) -> Piece:
     """Apply the rule to a block, node by node."""
     count, vocab = len(replies.plans), target.shape[1]
     contexts = replies.sampled()
@@ -73,8 +73,8 @@ def _apply(replies: Replies, observer: Observer, target: Floats32, rows: range, 
     if observer.samples and some.size:
         sample = Sample(contexts, seen[0], seen[1], softmax(found), replies.prior(rows, some))
     if replies.codec.traits.sparse:
-        return Part(noise_of, squares, np.zeros(2), 0, sample)  # no bounds of the paper's are about such a channel
-    return Part(noise_of, squares, bracket(found, noise / count**2), some.size, sample)
+        return Piece(noise_of, squares, np.zeros(2), 0, sample)  # no bounds of the paper's are about such a channel
+    return Piece(noise_of, squares, bracket(found, noise / count**2), some.size, sample)
 
 
 def _absolute(replies: Replies, k: int, rows: range, decoded: Decoded) -> Decoded:
@@ -87,7 +87,7 @@ def _absolute(replies: Replies, k: int, rows: range, decoded: Decoded) -> Decode
     return decoded._replace(values=part)
 
 
-def side_by_side(work: Callable[[range], Part], blocks: Sequence[range], threads: int) -> Iterator[Part]:
+def side_by_side(work: Callable[[range], Piece], blocks: Sequence[range], threads: int) -> Iterator[Piece]:
     """Work on blocks on threads; return results in the order of the blocks."""
     workers = min(threads, len(blocks))
     if workers == 1:

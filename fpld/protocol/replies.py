@@ -78,7 +78,7 @@ class Observer(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """What a block of contexts brings: of each node the summed variance and the sum of squares (if they are wanted).
 
     `bracket` is the sum of the bounds [lower, upper] over `contexts` contexts.

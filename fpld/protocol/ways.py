@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fpld.codecs.samples.codec import SAMPLES
 from fpld.codecs.uniform.codec import UNIFORM
 from fpld.numerics import softmax, split
 from fpld.protocol.plain import side_by_side
-from fpld.protocol.replies import Part, Sample, bracket
+from fpld.protocol.replies import Piece, Sample, bracket
 from fpld.rules import MEAN, MIXTURE
 from fpld.rules.target import Target
 
@@ -34,25 +34,16 @@ _PRIOR = 1 << 20  # coordinates of the prior that are looked at together, by all
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
 
 
-class Combining(Protocol):
-    """Return a function that makes the target once all parts were taken, and the parts in order of contexts."""
-
-    def __call__(
-        self, replies: Replies, observer: Observer, threads: int
-    ) -> tuple[Callable[[], Target], Iterator[Part]]:
-        """Combine on so many threads."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Way:
     """A fast way, and whom it can serve.
 
-    `samples`, `squares`: observers that want those. `one_prior`: the plans must share one prior. `kernels`: there is
-    nothing without numba. None serves sequential refinement.
+    `run` combines on so many threads: it returns a function that makes the target once all pieces were taken, and the
+    pieces in order of contexts. `samples`, `squares`: observers that want those. `one_prior`: the plans must share one
+    prior. `kernels`: there is nothing without numba. None serves sequential refinement.
     """
 
-    run: Combining
+    run: Callable[[Replies, Observer, int], tuple[Callable[[], Target], Iterator[Piece]]]
     samples: bool = False
     squares: bool = False
     one_prior: bool = False
@@ -77,19 +68,19 @@ def _uniform(
     replies: Replies,
     observer: Observer,  # noqa: ARG001  # the form of all ways
     threads: int,
-) -> tuple[Callable[[], Target], Iterator[Part]]:
+) -> tuple[Callable[[], Target], Iterator[Piece]]:
     """Decode and add in one pass."""
     from fpld.codecs.uniform import fast  # brings numba along
 
     target, count, contexts = np.empty(replies.shape, np.float32), len(replies.plans), replies.sampled()
 
-    def work(rows: range) -> Part:
+    def work(rows: range) -> Piece:
         some = contexts[(contexts >= rows.start) & (contexts < rows.stop)]
         total, noise = target[rows.start : rows.stop], np.zeros((some.size, target.shape[1]))
         total[:] = 0
         noise_of = fast.add(replies.payloads, replies.plans, rows, total, some - rows.start, noise)
         total /= np.float32(count)
-        return Part(noise_of, np.zeros(count), bracket(target[some], noise / count**2), some.size)
+        return Piece(noise_of, np.zeros(count), bracket(target[some], noise / count**2), some.size)
 
     # What ranges and steps of float16 decode to is finite.
     return partial(Target.trusted, target), side_by_side(work, split(*replies.shape, _BLOCK), threads)
@@ -97,13 +88,13 @@ def _uniform(
 
 def _predictive(
     replies: Replies, observer: Observer, threads: int, *, mixture: bool
-) -> tuple[Callable[[], Target], Iterator[Part]]:
+) -> tuple[Callable[[], Target], Iterator[Piece]]:
     """Add up what nodes sent beside zeros, which they share; for a `mixture`, their probabilities."""
     from fpld.codecs.predictive.adding import add_up  # brings numba along
 
     target, count = np.empty(replies.shape, np.float32), len(replies.plans)
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[Piece]:
         for part in add_up(replies.payloads, replies.plans, replies.sampled(), mixture, threads):
             rows, some = part.rows, part.sampled
             mean = (part.total / count).astype(np.float32)
@@ -113,7 +104,7 @@ def _predictive(
             if observer.samples and some.size:
                 prior = replies.prior(rows, some - rows.start)
                 sample = Sample(some, part.values, part.variance, softmax(target[some]), prior)
-            yield Part(part.noise, np.zeros(count), bounds, some.size, sample)
+            yield Piece(part.noise, np.zeros(count), bounds, some.size, sample)
 
     return partial(Target.dense, target), parts()
 
@@ -122,19 +113,19 @@ def _samples(
     replies: Replies,
     observer: Observer,  # noqa: ARG001  # the form of all ways
     threads: int,  # noqa: ARG001
-) -> tuple[Callable[[], Target], Iterator[Part]]:
+) -> tuple[Callable[[], Target], Iterator[Piece]]:
     """Add up what labels change of the prior; of all coordinates only a block of the prior is held."""
     count, vocab = len(replies.plans), replies.shape[1]
     found: list[tuple[Ints, ...]] = []
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[Piece]:
         ranges = split(*replies.shape, _PRIOR)
         pairs = zip(replies.payloads, replies.plans, strict=True)
         streams = [SAMPLES.reader(payload, plan).sparse(ranges) for payload, plan in pairs]
         for _ in ranges:
             blocks = [next(stream) for stream in streams]
             found.append(_joined(blocks))
-            yield Part(np.array([block.noise for block in blocks]), np.zeros(count), np.zeros(2), 0)
+            yield Piece(np.array([block.noise for block in blocks]), np.zeros(count), np.zeros(2), 0)
         for stream in streams:
             next(stream, None)  # the end is checked
 

@@ -15,7 +15,7 @@ from fpld import __version__
 from fpld.errors import FpldError
 from fpld.report.page import SCRIPTS, asset, environment
 from fpld.web.guard import Guard
-from fpld.web.state import State
+from fpld.web.state import Runs
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _OWN = ("dashboard.js", "planner.js")
 
 def make_app(folder: Path, token: str | None = None) -> Starlette:
     """Return the application for a folder of runs; with a token, every request must show it."""
-    state = State(folder)
+    state = Runs(folder)
     routes = [
         Route("/", lambda _request: _index(folder)),
         Route("/assets/{name:path}", _asset),
@@ -57,7 +57,7 @@ def _asset(request: Request) -> Response:
     return Response(text, media_type=_ASSETS[name])
 
 
-def _run(state: State, request: Request) -> Response:
+def _run(state: Runs, request: Request) -> Response:
     name, have = request.query_params.get("name", ""), request.query_params.get("have")
 
     def ask() -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _run(state: State, request: Request) -> Response:
     return _answer(ask)
 
 
-def _plan(state: State, request: Request) -> Response:
+def _plan(state: Runs, request: Request) -> Response:
     query = request.query_params
     try:
         rates = [float(part) for part in query.get("links", "").split(",")]

@@ -34,7 +34,7 @@ EXAMPLE = Known(
 
 
 @dataclass
-class State:
+class Runs:
     """The runs of a folder. A run is looked up by its name among those listed: no name becomes a path."""
 
     folder: Path

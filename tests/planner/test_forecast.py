@@ -50,7 +50,7 @@ def test_fifty_random_plans_agree_with_the_simulator() -> None:
     (1 - c_p) and the lower a half: a false alarm is beyond five standard errors, one in millions for all fifty.
     """
     rng = np.random.default_rng(11)
-    target = simulate.Target.draw(contexts=CONTEXTS, vocab=VOCAB, seed=3)
+    target = simulate.Truth.draw(contexts=CONTEXTS, vocab=VOCAB, seed=3)
     promised = 0
     for seed in range(50):
         known = replace(random_known(rng), c_p=target.c_p)
@@ -76,7 +76,7 @@ def test_fifty_random_plans_agree_with_the_simulator() -> None:
 @pytest.mark.parametrize("stratified", [False, True])
 def test_on_the_wire_the_bracket_holds_for_real_bytes(bits: float, ranged: bool, stratified: bool) -> None:
     """Frames of the uniform codec, decoded: KL of the mean, and the bytes as forecast."""
-    target = simulate.Target.draw(contexts=400, vocab=64, seed=1)
+    target = simulate.Truth.draw(contexts=400, vocab=64, seed=1)
     draw = simulate.Draw.make(target, nodes=3, seed=2)
     # A stated range is that of the context's logits, a little under 1 here; a clip level of 1 is what it amounts to.
     sites = tuple(Sender(f"n{i}", clip=1.0, ranged=ranged) for i in range(3))

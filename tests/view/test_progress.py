@@ -10,7 +10,7 @@ from fpld.federation.engine import Absence
 from fpld.federation.progress import Progress
 from fpld.report.runs import read_run
 from fpld.storage.folder import RunFolder
-from fpld.web.state import State
+from fpld.web.state import Runs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def test_who_answered_who_failed_who_is_late(finished: Path, tmp_path: Path) -> 
     folder.mkdir()
     for name in ("config.toml", "versions.json"):
         shutil.copy(finished / name, folder / name)
-    state = State(tmp_path)
+    state = Runs(tmp_path)
     assert state.runs()[0]["state"] == "preparing"
     progress = Progress(RunFolder(folder / "fpld"), ["north", "east", "south", "west"], rounds=2, deadline=9.0)
     progress.open(1, [1.5, 4.0, 4.0, 4.0])

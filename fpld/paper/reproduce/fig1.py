@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fpld.paper.reproduce.base import Claim, Reproduction, Row, Tick, mean_and_error, slope
-from fpld.paper.simulate import SAMPLES, VOCAB, Draw, Target
+from fpld.paper.simulate import SAMPLES, VOCAB, Draw, Truth
 from fpld.paper.theory import fpld_upper, matching_lower
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ DOMINATES = 10.0  # a bit divides KL by four while the bandwidth term is at leas
 
 def simulate(seed: int, tick: Tick) -> list[Row]:
     """Simulate both sweeps: the K-sweep at 4 bits, the B-sweep at K = 4."""
-    target = Target.draw(contexts=CONTEXTS, seed=seed)
+    target = Truth.draw(contexts=CONTEXTS, seed=seed)
     points = [("K", nodes, SWEEP_BITS) for nodes in NODES] + [("B", SWEEP_NODES, bits) for bits in BITS]
     found: dict[tuple[str, int, float], list[float]] = {point: [] for point in points}
     for index in range(SEEDS):
@@ -33,7 +33,7 @@ def simulate(seed: int, tick: Tick) -> list[Row]:
     return [_row(target, *point, samples) for point, samples in found.items()]
 
 
-def _row(target: Target, sweep: str, nodes: int, bits: float, samples: list[float]) -> Row:
+def _row(target: Truth, sweep: str, nodes: int, bits: float, samples: list[float]) -> Row:
     value, error = mean_and_error(samples)
     upper = fpld_upper(nodes, bits, CLIP, vocab=VOCAB, samples=SAMPLES)
     lower = matching_lower(bits, CLIP, vocab=VOCAB, c_p=target.c_p, nodes=nodes)

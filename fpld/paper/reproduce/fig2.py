@@ -8,7 +8,7 @@ import numpy as np
 
 from fpld.budget import allocators
 from fpld.paper.reproduce.base import Claim, Reproduction, Row, Tick, mean_and_error
-from fpld.paper.simulate import VOCAB, Draw, Target
+from fpld.paper.simulate import VOCAB, Draw, Truth
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -37,7 +37,7 @@ def policies(total: float) -> dict[str, Floats]:
 
 def simulate(seed: int, tick: Tick) -> list[Row]:
     """Simulate every policy at every total on the same draws."""
-    target = Target.draw(contexts=CONTEXTS, seed=seed)
+    target = Truth.draw(contexts=CONTEXTS, seed=seed)
     found: dict[tuple[float, str], list[float]] = {}
     for index in range(SEEDS):
         draw = Draw.make(target, nodes=CLIPS.size, seed=seed * 1000 + index)

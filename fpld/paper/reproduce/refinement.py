@@ -9,7 +9,7 @@ import numpy as np
 
 from fpld.paper import refine
 from fpld.paper.reproduce.base import Claim, Reproduction, Row, Tick, mean_and_error
-from fpld.paper.simulate import VOCAB, Draw, Target, bandwidth_kl, node_dither
+from fpld.paper.simulate import VOCAB, Draw, Truth, bandwidth_kl, node_dither
 from fpld.paper.theory import refinement_upper
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SCHEMES: dict[str, refine.Scheme] = {
 
 def simulate(seed: int, tick: Tick) -> list[Row]:
     """Run every scheme for four rounds at two bits; `kl` is the bandwidth KL, the data term left out."""
-    target = Target.draw(contexts=CONTEXTS, seed=seed)
+    target = Truth.draw(contexts=CONTEXTS, seed=seed)
     found: dict[tuple[str, int, str], list[float]] = {}
     for index in range(SEEDS):
         for scene, differ, clip in (("kl", 0.0, CLIP), ("kl_differing", DIFFER, WIDE_CLIP)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.paper.reproduce.base import Claim, Reproduction, Row, Tick, mean_and_error, slope
-from fpld.paper.simulate import Draw, Target, bandwidth_kl
+from fpld.paper.simulate import Draw, Truth, bandwidth_kl
 
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
@@ -20,7 +20,7 @@ SCENES = {"agree": (0.0, 1.0), "tenth": (0.1, 1.6), "differ": (1.0, 6.0)}
 
 def simulate(seed: int, tick: Tick) -> list[Row]:
     """Send the same logits with both kinds of dither; `kl` is the bandwidth KL, the data term left out."""
-    target = Target.draw(contexts=CONTEXTS, seed=seed)
+    target = Truth.draw(contexts=CONTEXTS, seed=seed)
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for index in range(SEEDS):
         for scene, (apart, clip) in SCENES.items():
