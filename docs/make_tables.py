@@ -50,7 +50,7 @@ def table(name: str) -> str:
             f"| {label(row)} | {loss} | {behind} | {size(row['uplink_bytes'])} | {size(row['downlink_bytes'])} |"
         )
     seeds = ", ".join(map(str, kept["seeds"]))
-    said = f"Means over seeds {seeds} with standard errors, *behind* paired by seed: `{kept['command']}`, {kept['commit']}."
+    said = f"Means over seeds {seeds} with standard errors; *behind* is paired: `{kept['command']}`, {kept['commit']}."
     return "\n".join([*lines, "", said, ""])
 
 

@@ -184,7 +184,7 @@ class CodecSection(Section):
     `dither` is drawn by each node for itself, or stratified over all nodes, so that errors of nodes that agree cancel.
     """
 
-    name: Codec = "predictive"
+    name: Codec = "samples"
     against: Literal["nothing", "own"] = "nothing"
     dither: Literal["stratified", "independent"] = "stratified"
 
