@@ -54,7 +54,7 @@ ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "out" / "results"
 PAGE = ROOT / "docs" / "results.md"
 STUDY_SEEDS = range(5)
-RUN_SEEDS = {"demo": (0,), "hospitals": (0,), "heterogeneous-models": (1,)}
+RUN_SEEDS = {"heterogeneous-models": (1,)}
 Rows = list[dict[str, Any]]
 
 
@@ -276,91 +276,6 @@ def refinement_variants() -> dict[str, Config]:
 # ---- the parts of the page
 
 
-def part_demo(workers: int) -> str:
-    """Presidents' messages."""
-    seeds = RUN_SEEDS["demo"]
-    return f"""## The demonstration: presidents' messages
-
-Five eras are private, one is public; the two oldest sites send 3 bits per coordinate a round, the others 6. Each method makes
-the same number of local steps from the same base model. *Gap closed* is the share of the distance between the best node alone
-and pooled training. Pooled training makes as many optimizer steps as *one* node, so five nodes together can pass it.
-
-{run_table("demo", seeds, workers)}
-
-{run_commands("demo", seeds)}
-
-{read_demo(seeds, workers)}"""
-
-
-def read_demo(seeds: Sequence[int], workers: int) -> str:
-    """Say what the demonstration's table shows, from its numbers."""
-    runs = [{row["method"]: row for row in whole_run("demo", seed, workers)} for seed in seeds]
-
-    def mean(method: str, column: str = "heldout_loss") -> float:
-        return float(np.mean([found[method][column] for found in runs]))
-
-    ratio = mean("fpld", "uplink_bytes") / mean("fedavg", "uplink_bytes")
-    share = mean("fpld", "uplink_bytes") / mean("float32 logits", "uplink_bytes")
-    behind = mean("fpld") - mean("float32 logits")
-    return (
-        f"FPLD sends {share:.0%} of what float32 logits take, and is {behind:.3f} nats behind them. What falls short: FedAvg reaches "
-        f"{mean('fedavg'):.3f} nats (FPLD {mean('fpld'):.3f}) with {1 / ratio:.0%} of FPLD's uplink. For a model of 0.3 M parameters "
-        "the weights are simply small; see [the last section](#from-which-model-size-logits-cost-less-than-weights)."
-    )
-
-
-def part_hospitals(workers: int) -> str:
-    """PubMed specialties."""
-    seeds = RUN_SEEDS["hospitals"]
-    return f"""## Hospitals: PubMed specialties
-
-The paper's running example. Two hospitals on metropolitan links and three clinics on satellite links (256 and 384 kbit/s, three
-minutes a round) hold abstracts of one specialty each; the public text is abstracts of no one specialty. Model and rates are the
-demonstration's: nothing was tuned on this text. These are abstracts, not clinical notes: no text is both that and freely licensed.
-
-{run_table("hospitals", seeds, workers)}
-
-{run_commands("hospitals", seeds)}
-
-{read_hospitals(seeds, workers)}"""
-
-
-def read_hospitals(seeds: Sequence[int], workers: int) -> str:
-    """Say what the hospitals' table shows, from its numbers."""
-    runs = [{row["method"]: row["heldout_loss"] for row in whole_run("hospitals", seed, workers)} for seed in seeds]
-    best = np.mean([min(v for k, v in found.items() if k.startswith("alone")) for found in runs])
-    fpld, pooled = (float(np.mean([found[m] for found in runs])) for m in ("fpld", "pooled"))
-    base = np.mean([found["base"] for found in runs])
-    word = "better" if fpld < best else "worse"
-    return (
-        f"The student is {word} than the best clinic alone ({fpld:.3f} against {best:.3f} nats; the base model, trained on public "
-        f"text only, has {base:.3f}; pooled {pooled:.3f}). {_forget(base, best)}{own_text('hospitals', seeds, workers)} {one_seed(seeds)}"
-    )
-
-
-def own_text(name: str, seeds: Sequence[int], workers: int) -> str:
-    """Compare, on each node's own held-out text, the node alone with the student."""
-    alone, student = [], []
-    for seed in seeds:
-        folder = run_folder(name, seed, workers)
-        rows = json.loads((folder / "baseline-alone.json").read_text())
-        alone += [row["losses"][index] for index, row in enumerate(rows)]
-        student += json.loads((folder / "trace.jsonl").read_text().splitlines()[-1])["heldout_by_node"]
-    wins = sum(a < b for a, b in zip(alone, student, strict=True))
-    return (
-        f"On its own specialty's text, though, a clinic's own model is better than the student in {wins} of {len(alone)} cases "
-        f"({np.mean(alone):.3f} against {np.mean(student):.3f} nats on average): the student is of use where all specialties are needed."
-    )
-
-
-def _forget(base: float, best: float) -> str:
-    if best < base:
-        return ""
-    return (
-        "No clinic alone beats the base model on the text of all: what it gains on its own, it loses on the others'. "
-    )
-
-
 def one_seed(seeds: Sequence[int]) -> str:
     """Say that a single seed has no error bar."""
     return "One seed: no error bar." if len(seeds) == 1 else f"{len(seeds)} seeds."
@@ -547,8 +462,6 @@ or low-rank updates would move it by 4 and more in FedAvg's favour; what they ca
 
 
 PARTS: dict[str, Callable[[int], str]] = {
-    "demo": part_demo,
-    "hospitals": part_hospitals,
     "heterogeneous-models": part_heterogeneous,
     "adaptive": part_adaptive,
     "refinement": part_refinement,
@@ -562,14 +475,12 @@ def page(sections: Sequence[str]) -> str:
     ran = ", ".join(f"{name} {found[name]}" for name in ("python", "numpy", "torch") if name in found)
     return "\n\n".join(
         [
-            f"""# Results
+            f"""# Studies of the method
 
 Made by `make results` (`python experiments/results.py`) on a machine with {os.cpu_count()} cores, without a GPU: {ran}. The machine was shared, so
 seconds are upper bounds. Losses are means over the held-out text of all nodes, in nats per token. Seeds stand beside each table; a
-seed draws the held-out documents, the probe set, initial weights, minibatches and dither. Learning rates and steps of the
-demonstration were tuned on other years, but for one of the twelve held-out years of seed 0 (1803), which was among them. Its budgets were raised once, from
-2 and 5 bits to 3 and 6, after its held-out loss was seen, so its distance to float32 logits is a little flattered. Nothing else was tuned on reported text. The first two
-tables were made with the uniform codec, when it was these presets' own, and the demonstration had 0.32 M parameters and 16384 contexts; as they are now: [results-predictive.md](results-predictive.md). A table of a single seed has no error bar, and with two seeds a standard error says little.
+seed draws the held-out documents, the probe set, initial weights, minibatches and dither. A table of a single seed has no error bar, and with two seeds a standard error says little.
+The demonstration, the hospitals and Wikipedia, beside their rivals, have a page of their own: [students.md](students.md).
 A pretrained SmolLM2-135M at every node has a page of its own: [results-huggingface.md](results-huggingface.md).""",
             *sections,
         ]

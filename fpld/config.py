@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -31,6 +31,9 @@ from fpld.students.choice import StudentChoice
 from fpld.students.choice import parse as parse_student
 from fpld.students.configs import HuggingFaceConfig
 from fpld.units import parse_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
 
@@ -250,31 +253,35 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        found = list(self._contradictions())
+        if found:
+            raise ValueError("; ".join(found))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Yield every way in which sections do not fit each other, each naming the key to change."""
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):
-            raise ValueError("nodes: names must differ")
+            yield "nodes: names must differ"
         if self.run.quorum is not None and self.run.quorum > len(names):
-            raise ValueError(f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}")
+            yield f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}"
         if self.probe.fresh and self.codec.against == "own":
-            raise ValueError("probe.fresh must be false when codec.against is 'own': refinement keeps its contexts")
+            yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
-            raise ValueError("combine.broadcast must be 'logits' when nodes have students of their own")
+            yield "combine.broadcast must be 'logits' when nodes have students of their own"
         averaging = [name for name in self.baselines.methods if name in AVERAGING]
         if self.combine.broadcast == "logits" and averaging:
-            raise ValueError(
-                f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
-            )
+            yield f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
         steps, asked = self.local.steps * self.run.rounds, self.baselines.rounds or []
         if any(steps % rounds for rounds in asked):
-            raise ValueError(f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}")
+            yield f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}"
         if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
-            raise ValueError(
+            yield (
                 f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
                 "reconstruction: set codec.name to 'uniform' for refinement"
             )
         if self.tokenizer.kind == "huggingface" and not self.model_path:
-            raise ValueError("tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'")
-        return self
+            yield "tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'"
 
     @property
     def model_path(self) -> str:
@@ -291,14 +298,57 @@ def parse(text: str, source: str) -> Config:
 def parse_toml(cls: type[S], text: str, source: str) -> S:
     """Check the text of a TOML file against what it must hold; every error names the key."""
     try:
-        return cls.model_validate(tomllib.loads(text))
+        return cls.model_validate(_tables(text, source))
     except ValidationError as error:
-        lines = [f"{source}: {_key(item['loc'])}{_message(item)}" for item in error.errors()]
-        raise InputError("; ".join(lines)) from None
+        raise InputError("; ".join(f"{source}: {line}" for line in _problems(error))) from None
+
+
+def _tables(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except RecursionError:
         raise InputError(f"{source}: must be TOML of tables that are not nested so deep") from None
     except ValueError as error:  # of TOML, or of a number with thousands of digits
         raise InputError(f"{source}: must be TOML: {printable(error)}") from None
+
+
+def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
+    """Return every problem of a configuration, and the rest of it without what is wrong, if that makes one."""
+    try:
+        tables = _tables(text, source)
+    except InputError as error:
+        return None, [str(error)]
+    found: list[str] = []
+    removed: list[tuple[int | str, ...]] = []
+    while True:
+        try:
+            return Config.model_validate(tables), found
+        except ValidationError as error:
+            # What is said of a table only because a key of it was taken out is no problem of the file's.
+            new = [item for item in error.errors() if not any(_above(item["loc"], place) for place in removed)]
+            found += [_key(item["loc"]) + part for item in new for part in _message(item).split("; ")]
+            places = [item["loc"] for item in new if _remove(tables, item["loc"])]
+            if not places:
+                return None, found
+            removed += places
+
+
+def _above(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    return place == other[: len(place)]
+
+
+def _remove(tables: Any, place: tuple[int | str, ...]) -> bool:
+    """Take a key out of nested tables; return whether it was there."""
+    for part in place[:-1]:
+        try:
+            tables = tables[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return bool(place) and isinstance(tables, dict) and tables.pop(place[-1], None) is not None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    return [f"{_key(item['loc'])}{_message(item)}" for item in error.errors()]
 
 
 def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
@@ -311,14 +361,18 @@ def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
 
 
 def _load(path: str | Path) -> tuple[Config, str]:
+    text, source = read_text(path)
+    return parse(text, source), text
+
+
+def read_text(path: str | Path) -> tuple[str, str]:
+    """Return the text of a configuration file or a preset, and what to call it in errors."""
     name = str(path)
     if name in presets():
-        text = read_utf8(_preset_folder() / f"{name}.toml")
-        return parse(text, f"preset {name}"), text
+        return read_utf8(_preset_folder() / f"{name}.toml"), f"preset {name}"
     if not Path(path).exists():
         raise InputError(f"{path} does not exist: give a TOML file, or one of the presets {', '.join(presets())}")
-    text = read_utf8(Path(path))
-    return parse(text, name), text
+    return read_utf8(Path(path)), name
 
 
 def presets() -> list[str]:

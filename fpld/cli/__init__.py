@@ -13,6 +13,7 @@ from fpld.cli import (
     bench,
     bounds,
     certs,
+    check,
     dashboard,
     data,
     evaluate,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": run,
+    "check": check,
     "aggregator": aggregator,
     "node": node,
     "init-node": init_node,

@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.cli.signals import stop_on_signals
     from fpld.engines.flower.aggregator import Start, aggregate
     from fpld.engines.flower.simulation import simulate
+    from fpld.federation.check import refuse
 
     config, _ = configuration.load(arguments.config, seed=arguments.seed)
     out = arguments.out if arguments.out is not None else Path(config.run.out)
@@ -57,6 +58,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise InputError(f"{out} holds no run to resume: leave --resume out to start one")
     started = time.monotonic()
     with stop_on_signals("stopped; --resume goes on from the last closed round"), output.status():
+        if not arguments.resume:
+            refuse(config, arguments.config, local=arguments.simulate)
         if arguments.simulate:
             log.info("%d nodes in Flower's simulation runtime", len(config.nodes))
             rows = simulate(config, arguments.config, out, seed=arguments.seed)

@@ -31,12 +31,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", metavar="PATH", help="the private text: a file or a folder")
     source.add_argument("--corpus", help="a corpus of `fpld data` in place of text of one's own, for a trial")
+    parser.add_argument("--field", default="text", help="with --data: the field with the text, in files of records")
     parser.add_argument("--label", help="with --corpus: only the documents with this label")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the node's folder (default: NAME)")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Make keys and the node's file; print what to do next."""
+    from fpld.data import read_documents
     from fpld.engines.flower.home import Invitation, init_node
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}", arguments.name):
@@ -44,7 +46,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.data is not None:
         if not Path(arguments.data).exists():
             raise InputError(f"--data: {arguments.data} does not exist: give a text file or a folder")
-        source = f"data = {json.dumps(str(Path(arguments.data).resolve()))}"
+        read_documents(
+            arguments.data, field=arguments.field
+        )  # what cannot be read is said here, not in the first round
+        source = f"data = {json.dumps(str(Path(arguments.data).resolve()))}\nfield = {json.dumps(arguments.field)}"
     else:
         source = f"corpus = {json.dumps(arguments.corpus)}"
         source += f"\nlabel = {json.dumps(arguments.label)}" if arguments.label is not None else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fpld.errors import InputError
+
 if TYPE_CHECKING:
     import argparse
 
@@ -30,8 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Run until told to stop."""
     from fpld.cli.signals import Stopped, stop_on_signals
+    from fpld.engines.flower.home import check_home
     from fpld.engines.flower.supernode import run_node
 
+    problems = [f"{found.key}: {found.says}" for found in check_home(arguments.node) if found.wrong]
+    if problems:
+        raise InputError(f"{arguments.node}: " + "; ".join(problems))
     starts: list[dict[str, Any]] = []
     try:
         with stop_on_signals("stopped"), output.status():

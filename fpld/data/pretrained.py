@@ -74,3 +74,20 @@ class PretrainedTokenizer:
             "tokenizer": json.loads(self._backend.to_str()),
         }
         write_atomic(Path(path), canonical_json(serial))
+
+
+def same_tokens(one: str, other: str) -> bool:
+    """Return whether two tokenizers of the library, as JSON, cut every text alike into the same ids.
+
+    Compared is their content: tokens and ids, merges, added tokens, and what is done to a text before it is cut.
+    """
+    return _content(one) == _content(other)
+
+
+def _content(serial: str) -> dict[str, Any]:
+    value = json.loads(serial)
+    model = value["model"]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model.get("merges") or []]
+    added = sorted((token["id"], token["content"]) for token in value.get("added_tokens") or [])
+    kept = {name: value.get(name) for name in ("normalizer", "pre_tokenizer")}
+    return {"kind": model.get("type"), "vocab": model.get("vocab"), "merges": merges, "added": added, **kept}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from fpld.data import load_tokenizer
 from fpld.errors import InputError
 from fpld.federation.training import make_student
 from fpld.seeds import derive_seed
@@ -43,6 +44,7 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
             continue
         options = student_options(config, index)
         student = make_student(options, vocab, derive_seed(config.run.seed, "base", name))
+        student.check_tokenizer(load_tokenizer(store.path / "tokenizer.json"))
         if student.longest is not None and student.longest < config.probe.length:
             raise InputError(
                 f"student.length must be at least probe.length = {config.probe.length}, got {student.longest}"

@@ -59,7 +59,7 @@ def node_text(part: Part, documents: list[Document], tokenizer: Tokenizer) -> No
 
 def write_texts(config: Config, documents: list[Document], tokenizer: Tokenizer, store: RunFolder) -> None:
     """Deal and tokenize the nodes' texts; `prepared.json` comes last and says that all is there."""
-    dealt = _deal(config, documents)
+    dealt = deal(config, documents)
     texts = []
     for part in parts(config):
         log.info("tokenizing the text of %s", part.name)
@@ -84,7 +84,7 @@ def read_corpus(config: Config) -> list[Document]:
 
 def node_documents(config: Config, index: int) -> list[Document]:
     """Return the documents that a run on one machine deals to a node."""
-    return _deal(config, read_corpus(config))[config.nodes[index].name]
+    return deal(config, read_corpus(config))[config.nodes[index].name]
 
 
 def first_documents(documents: list[Document], most: int) -> list[Document]:
@@ -99,7 +99,7 @@ def first_documents(documents: list[Document], most: int) -> list[Document]:
     return kept
 
 
-def _deal(config: Config, documents: list[Document]) -> dict[str, list[Document]]:
+def deal(config: Config, documents: list[Document]) -> dict[str, list[Document]]:
     """Deal documents to the nodes that have no data of their own."""
     own = {
         node.name: data.read_documents(node.data, field=node.field or config.data.field)

@@ -66,7 +66,7 @@ def open_models(folder: Path) -> Models:
 
 
 def _of_checkpoint(folder: Path) -> Student:
-    known = recall(RunFolder(folder / "fpld"))
+    known = recall(RunFolder(folder / "fpld"), run=None)
     return open_student(folder / "base-0.safetensors", None if known is None else known[0].student)
 
 

@@ -13,7 +13,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
 from fpld.rules.target import Target, as_target
 from fpld.storage.arrays import read_arrays, write_arrays
+
+if TYPE_CHECKING:
+    from fpld.data import Tokenizer
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
@@ -215,6 +218,9 @@ class Student(ABC):
         """Write the student to a safetensors file; its configuration is in the metadata."""
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
         write_arrays(path, self.state(), {"kind": self.kind, "version": VERSION, "config": config})
+
+    def check_tokenizer(self, tokenizer: "Tokenizer") -> None:  # noqa: B027  # most kinds have none of their own
+        """Refuse a tokenizer that is not the one that the model was made with, if it has one."""
 
     def export(self, folder: Path, *, adapter: bool = False) -> None:  # noqa: ARG002  # for kinds that can
         """Write the model as `transformers` reads it: config.json and model.safetensors, or an adapter by itself."""

@@ -13,12 +13,13 @@ import dataclasses
 import hashlib
 import importlib
 import json
+import logging
 import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fpld.data.pretrained import PretrainedTokenizer
+from fpld.data.pretrained import PretrainedTokenizer, same_tokens
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.arrays import read_arrays
 from fpld.students.base import check_count
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from fpld.data import Tokenizer
+
 try:
     import torch
     from torch import Tensor, nn
@@ -37,6 +40,8 @@ except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
 
 from fpld.students.gradient import GradientStudent
+
+log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
@@ -123,12 +128,16 @@ class HuggingFace(GradientStudent):
         other._network = copy.deepcopy(self._network, frozen)
         return other
 
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Refuse a tokenizer with other tokens than the model's, where the model's folder has one."""
+        check_tokenizer(self.config.path, tokenizer)
+
     def export(self, folder: Path, *, adapter: bool = False) -> None:
         """Write the model with its adapters merged, or the adapters alone; the model's own tokenizer beside it."""
-        if adapter and self._config.lora == 0:
+        if adapter and self.config.lora == 0:
             raise InputError("adapter must be False for a student without LoRA (student.lora = 0)")
-        tokenizer = load_tokenizer(self._config.path)
-        export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self._config.path).name)
+        tokenizer = load_tokenizer(self.config.path)
+        export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self.config.path).name)
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
@@ -150,6 +159,20 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
     """Load the tokenizer of a model as transformers has it, with its special tokens."""
     folder, options = _place(locate(path))
     return require("transformers").AutoTokenizer.from_pretrained(folder, **options)
+
+
+def check_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer with other tokens than those of the model at `path`: equal numbers of them say nothing."""
+    place = locate(path)
+    if place.is_dir() and not (place / "tokenizer.json").exists():
+        log.warning("%s has no tokenizer.json: nobody can tell whether its tokens are those of the federation", path)
+        return
+    own = HuggingFaceTokenizer(path)
+    if not same_tokens(own.library_json(), tokenizer.library_json()):
+        raise InputError(
+            f"{path} has another tokenizer than the federation, though both may have {own.vocab} tokens: set "
+            "tokenizer.kind to 'huggingface' and tokenizer.path to this model, or give a model with the same tokens"
+        )
 
 
 def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:

@@ -175,7 +175,7 @@ class Transformer(GradientStudent):
         """Write the model as a LlamaForCausalLM."""
         if adapter:
             raise InputError("adapter must be False for a transformer: all its weights are trained")
-        export_llama(self._config, llama_weights(self.state(), self._config.layers), folder)
+        export_llama(self.config, llama_weights(self.state(), self.config.layers), folder)
 
 
 def llama_weights(state: Mapping[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:

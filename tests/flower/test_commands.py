@@ -40,6 +40,7 @@ def test_certs_and_init_node_make_files_that_fit_together(tmp_path: Path, capsys
         "ca.pem", "ca.key", "server.pem", "server.key", "aggregator.key", "federation.toml",
     ]  # fmt: skip
     (tmp_path / "text").mkdir()
+    (tmp_path / "text/note.txt").write_text("snow")
     arguments = ["init-node", "a site", "--join", certs / "federation.toml", "--data", tmp_path / "text", "--out", home]
     assert rows(capsys, *arguments)[0]["public_keys"] == str(home / "a site.pub")
     node = NodeFile.read(home / "node.toml")

@@ -13,11 +13,12 @@ from scipy.optimize import minimize
 from fpld.budget.contexts import DEMONSTRATION, best_contexts, fit_loss
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.cli import main
+from fpld.codecs.prior import ranges
 from fpld.errors import InputError
 from fpld.planner import Known, Sender, forecast, least_total
 from fpld.planner.labels import label_rows
 from fpld.planner.rows import advice, policy_rows, site_rows
-from fpld.protocol.priors import collect, notes_bytes, ranges, take_notes
+from fpld.protocol.priors import collect, notes_bytes, take_notes
 from tests.federation.conftest import config_file
 from tests.planner.test_plan_command import rows
 

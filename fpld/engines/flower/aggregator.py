@@ -94,14 +94,25 @@ def _check(start: Start) -> None:
         raise InputError(
             f"{start.file}: [flower] is missing: where to listen, and the folders of certificates and keys"
         )
-    for node in start.config.nodes:
-        PublicKeys.read(public_file(start.config, node.name))
-    wanted = [AGGREGATOR_KEY] if start.insecure else [AGGREGATOR_KEY, CA, CERT, CERT_KEY]
-    for name in wanted:
-        if not (Path(flower.certs) / name).exists():
-            raise InputError(f"{Path(flower.certs) / name} does not exist: put it there, or make it with `fpld certs`")
+    lacking = missing(start.config, insecure=start.insecure)
+    if lacking:
+        raise InputError("; ".join(lacking))
     host, port = flower.address.rsplit(":", 1)
     check_port(host, int(port))
+
+
+def missing(config: Config, *, insecure: bool = False) -> list[str]:
+    """Return what is missing or unsound among the nodes' public keys and the aggregator's own files."""
+    found = []
+    for node in config.nodes:
+        try:
+            PublicKeys.read(public_file(config, node.name))
+        except InputError as error:
+            found.append(str(error))
+    folder = Path(config.flower.certs) if config.flower is not None else Path()
+    wanted = [AGGREGATOR_KEY] if insecure else [AGGREGATOR_KEY, CA, CERT, CERT_KEY]
+    lacking = [folder / name for name in wanted if not (folder / name).exists()]
+    return [*found, *(f"{file} does not exist: put it there, or make it with `fpld certs`" for file in lacking)]
 
 
 def _local(start: Start) -> str:

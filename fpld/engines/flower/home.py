@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 from fpld import config as configuration
 from fpld import data
 from fpld.config import Count, Name, Section
-from fpld.engines.flower.identity import MAC_KEY, make_node_keys, parse_public, run_secret
-from fpld.errors import InputError
+from fpld.engines.flower.identity import AUTH_KEY, MAC_KEY, make_node_keys, parse_public, run_secret
+from fpld.errors import FpldError, InputError
+from fpld.federation.check import Finding
 from fpld.storage.files import read_utf8, write_atomic
 
 if TYPE_CHECKING:
@@ -144,3 +145,24 @@ def open_home(path: Path) -> Home:
         documents=documents,
         secret=lambda session: run_secret(folder / MAC_KEY, aggregator, session, file.name),
     )
+
+
+def check_home(path: Path) -> list[Finding]:
+    """Return what is wrong with a node's file, its keys and its text, and what is worth knowing."""
+    try:
+        file, home = NodeFile.read(path), open_home(path)
+    except FpldError as error:
+        return [Finding(NODE_FILE, str(error))]
+    found = [
+        Finding(key, f"{home.folder / name} does not exist: `fpld init-node` makes it")
+        for key, name in (("ca", file.ca), ("keys", AUTH_KEY), ("keys", MAC_KEY))
+        if not (home.folder / name).exists()
+    ]
+    key = "data" if file.corpus is None else "corpus"
+    try:
+        documents = home.documents()
+        data.hold_out(documents, fraction=0.15, seed=0)
+    except (FpldError, OSError) as error:
+        return [*found, Finding(key, str(error))]
+    size = sum(document.size for document in documents)
+    return [*found, Finding(key, f"{len(documents)} documents, {size:,} bytes", wrong=False)]

@@ -1,0 +1,144 @@
+"""`fpld check`: every problem of a broken configuration at once, by its key, before anything is trained or written."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fpld.cli import main
+from tests.federation.conftest import CONFIG, WORDS, write_texts
+from tests.tiny_llama import make_llama
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# What is changed in a sound configuration, and the keys that must be named, all of them.
+BROKEN: dict[str, tuple[list[tuple[str, str]], set[str]]] = {
+    "rule": ([("[student]", '[combine]\nrule = "mixtur"\n[student]')], {"combine.rule"}),
+    "codec": ([("[student]", '[codec]\nname = "unifrom"\n[student]')], {"codec.name"}),
+    "allocator": ([("[student]", '[budget]\nallocator = "best"\n[student]')], {"budget.allocator"}),
+    "estimator": ([("[student]", '[budget]\nestimator = "guess"\n[student]')], {"budget.estimator"}),
+    "student": ([('kind = "ngram"', 'kind = "lstm"')], {"student.kind"}),
+    "student key": ([("order = 2", "ordre = 2")], {"student.ordre"}),
+    "unknown key": ([("seed = 5", "sead = 5")], {"run.sead"}),
+    "type": ([("rounds = 3", 'rounds = "3"')], {"run.rounds"}),
+    "baseline": ([("[student]", '[baselines]\nmethods = ["along"]\n[student]')], {"baselines.methods[0]"}),
+    "quorum": ([("seed = 5", "quorum = 4")], {"run.quorum"}),
+    "refinement": ([("[student]", '[codec]\nagainst = "own"\n[student]')], {"codec.against"}),
+    "least bits": ([("bits = 1.5", "bits = 0.001")], {"nodes[0].bits"}),
+    "two thin nodes": (
+        [("bits = 1.5", "bits = 0.001"), ("bits = 4.0", 'uplink = "1 bit/s"')],
+        {"nodes[0].bits", "nodes[1].uplink", "nodes[2].uplink"},
+    ),
+    "no such path": ([("/texts", "/txets")], {"data.path"}),
+    "no such source": ([('source = "public"', 'source = "pubic"')], {"probe.source"}),
+    "labels": ([('"north"', '"nort"'), ('"east"', '"easy"')], {"nodes[0].name", "nodes[1].name"}),
+    "own data": ([('"north"', '"north"\ndata = "nowhere"')], {"nodes[0].data"}),
+    "contexts": ([("contexts = 480", "contexts = 480000")], {"probe.contexts", "probe.source"}),
+    "field": ([('"north"', '"north"\ndata = "{folder}/rows.csv"\nfield = "nota"')], {"nodes[0].data"}),
+    "device": ([('kind = "ngram"', 'kind = "ngram"\ndevice = "cuda"')], {"student.device"}),
+    "length": (
+        [('kind = "ngram"\norder = 2\nbuckets = 256', 'kind = "transformer"\nlength = 8\nwidth = 8\nheads = 1')],
+        {"student.length"},
+    ),
+    "short text": ([('"north"', '"north"\ndata = "{folder}/short.txt"')], {"nodes[0].data"}),
+    "everything": (
+        [
+            ("[student]", '[combine]\nrule = "mixtur"\n[codec]\nname = "unifrom"\n[student]'),
+            ("rounds = 3", "rounds = 0"),
+            ('source = "public"', 'source = "pubic"'),
+            ('"south"', '"south"\ndata = "nowhere"'),
+            ("bits = 1.5", "bits = 0.001"),
+            ("order = 2", "ordre = 2"),
+        ],
+        {"combine.rule", "codec.name", "run.rounds", "probe.source", "nodes[2].data", "nodes[0].bits", "student.ordre"},
+    ),
+}
+assert len(BROKEN) >= 20
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("check")
+    write_texts(folder)
+    (folder / "rows.csv").write_text("note\nsnow\nice\n")
+    (folder / "short.txt").write_text("a b\n")
+    return folder
+
+
+def write(place: Path, changes: list[tuple[str, str]]) -> Path:
+    text = CONFIG
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = place / "config.toml"
+    file.write_text(text.format(folder=place))
+    return file
+
+
+def found(capsys: pytest.CaptureFixture[str], file: object, code: int) -> list[dict[str, Any]]:
+    assert main(["check", str(file), "--json"]) == code
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+    return rows
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_every_problem_is_named_in_seconds(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, keys = BROKEN[name]
+    file = write(place, changes)
+    started = time.process_time()  # of this process: the machine may have other work
+    wrong = {row["key"] for row in found(capsys, file, 2) if row["state"] == "wrong"}
+    assert time.process_time() - started < 5
+    assert wrong == keys if name != "contexts" else wrong & keys  # one key of the two that could be changed
+
+
+def test_a_sound_configuration_says_what_to_expect(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    says = {row["key"]: row["says"] for row in found(capsys, write(place, []), 0)}
+    assert says["nodes[0].name"].startswith("north: 6 documents")
+    assert says["run.out"].startswith("disk: ")
+    assert says["engine.workers"].startswith("memory: about ")
+    assert says["run.rounds"].startswith("training: about ")
+
+
+def test_a_start_that_fails_names_all_and_leaves_no_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(place, [('"north"', '"nort"'), ("bits = 4.0", "bits = 0.001"), ('"south"', '"south"\ndata = "no"')])
+    assert main(["run", str(file), "--out", str(place / "out")]) == 2
+    said = capsys.readouterr().err
+    for key in ("nodes[0].name", "nodes[1].bits", "nodes[2].bits", "nodes[2].data"):
+        assert f"\n  {key}: " in said
+    assert not (place / "out").exists()
+    # What only a start can find out leaves none either: the public text has too few merges for this vocabulary.
+    file = write(place, [('kind = "bytes"', 'kind = "bpe"\nvocab = 60000')])
+    assert main(["run", str(file), "--out", str(place / "out")]) == 2
+    assert "more than the text has merges for" in capsys.readouterr().err
+    assert not (place / "out").exists()
+
+
+def test_a_single_file_is_a_node(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the text to the end of a round: one file is cut, some of it is held out."""
+    (place / "one.txt").write_text("snow and ice in the north wind\n" * 60)
+    file = write(place, [('"north"', '"north"\ndata = "{folder}/one.txt"'), ("rounds = 3", "rounds = 1")])
+    file.write_text(file.read_text() + "\n[baselines]\nmethods = []\n")
+    assert main(["run", str(file), "--out", str(place / "single"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][-1]["method"] == "fpld"
+
+
+def test_a_model_with_other_tokens_is_refused_though_it_has_as_many(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    one = make_llama(tmp_path / "one", 270, text=" ".join(WORDS.values()))
+    two = make_llama(tmp_path / "two", 270, text="entirely other words make other merges of bytes " * 9)
+    student = 'kind = "huggingface"\npath = "{path}"\nlength = 16\n'
+    changes = [
+        ('kind = "bytes"', f'kind = "huggingface"\npath = "{one}"'),
+        ('kind = "ngram"\norder = 2\nbuckets = 256\nbatch = 128', student.replace("{path}", str(two))),
+    ]
+    (row,) = [row for row in found(capsys, write(place, changes), 2) if row["state"] == "wrong"]
+    assert row["key"] == "student.path"
+    assert "another tokenizer than the federation, though both may have 270 tokens" in row["says"]
+    changes[1] = (changes[1][0], student.replace("{path}", str(one)))
+    assert found(capsys, write(place, changes), 0)
