@@ -17,7 +17,7 @@ from fpld.engines.flower.payload import LETTER, pack, unpack
 from fpld.errors import ProtocolError
 from fpld.federation.engine import Absence
 from fpld.report.runs import read_run
-from fpld.web.state import State
+from fpld.web.state import Runs
 from tests.flower.conftest import Deployment, _in_a_run
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def test_wrong_evaluations_are_refusals_and_the_result_can_be_read(
     assert read_run(tmp_path / "flower").finished
     assert main(["report", str(tmp_path / "flower"), "--out", str(tmp_path / "page.html")]) == 0
     capsys.readouterr()
-    assert "not evaluated" in State(tmp_path).run("flower")["body"]
+    assert "not evaluated" in Runs(tmp_path).run("flower")["body"]
 
 
 def test_torn_and_foreign_lines_of_a_log_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from fpld.web import server
-from fpld.web.state import State
+from fpld.web.state import Runs
 from tests.view.conftest import finished, serve
 from tests.view.test_dashboard import ask
 
@@ -82,7 +82,7 @@ def test_a_link_is_not_followed_out_of_the_folder(tmp_path: Path) -> None:
     (folder / "config.toml").symlink_to(secret)
     other = run_folder(tmp_path / "runs/other")
     (other / "result.json").symlink_to(secret)
-    state = State(tmp_path / "runs")
+    state = Runs(tmp_path / "runs")
     assert [row["name"] for row in state.runs()] == ["other"]
     assert "hunter2" not in json.dumps(state.run("other"))
 
