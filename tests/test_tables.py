@@ -74,4 +74,4 @@ def test_the_figure_has_a_point_for_every_method_that_sends() -> None:
     figure = Figure()
     draw(summarize([result({"base": 4.0, "fedavg, 1 round": 3.9, "fedavg, 2 rounds": 3.8, "fpld": 3.5})] * 2), figure)
     (axes,) = figure.axes
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {"base", "fedavg", "fpld"}
+    assert set(axes.get_legend_handles_labels()[1]) == {"base", "fedavg", "fpld"}

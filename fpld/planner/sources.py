@@ -54,11 +54,9 @@ def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -
         vocab = vocab or probe.get("vocab")
     source = _from_config(config, text, contexts, vocab)
     sites = len(source.known.sites)
-    whole = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted) == sites]
-    lines = [line for line in whole if line.bandwidth_upper is not None]
+    lines = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted) == sites]
     if not lines:
-        why = "rounds of sampled labels, which have no bracket" if whole else "no round with all nodes yet"
-        return replace(source, note=f"{folder.name} has {why}: nothing to learn from")
+        return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
     known = learn(source.known, lines[-1])
     what = "noise" if known.sparse else "clip levels"
     which = "" if known.sparse else ": what gives the bound found there"

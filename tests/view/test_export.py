@@ -62,7 +62,7 @@ def test_tensorboard_holds_the_scalars(finished: Path, tmp_path: Path, capsys: p
     }
     for line in read_run(finished).trace:
         assert found["round/heldout_loss", line.round] == pytest.approx(line.heldout_loss)
-        assert found["round/kl", line.round] == pytest.approx(line.kl)
+        assert found["round/gain", line.round] == pytest.approx(line.gain)
         assert found["bits_sent/north", line.round] == pytest.approx(line.bits_sent[0])
 
 

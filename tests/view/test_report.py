@@ -62,7 +62,6 @@ def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.C
     assert names >= {
         "loss-by-bytes",
         "distillation-by-round",
-        "bandwidth-by-round",
         "bits-by-node",
         "seconds-by-phase",
         "seconds-by-node",
