@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-Once = "Callable[[np.random.Generator], int]"
-
 
 @dataclass(frozen=True)
 class Target:
@@ -39,9 +37,8 @@ def run(target: Target, folder: Path, *, seed: int, examples: int | None = None,
         try:
             tried += once(np.random.default_rng([seed, number]))
         except Exception as error:
-            raise FoundError(
-                f"{target.name}, seed {seed}, example {number}: {type(error).__name__}: {error}"
-            ) from error
+            example = f"{target.name}, seed {seed}, example {number}"
+            raise FoundError(f"{example}: {type(error).__name__}: {error}") from error
         number += 1
     return tried
 

@@ -13,16 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TARGETS = {target.name: target for target in (*wires.TARGETS, *files.TARGETS)}
-EXAMPLES = {
-    "frames": 4000,
-    "headers": 2000,
-    "payloads": 1000,
-    "events": 60,
-    "tasks": 500,
-    "readers": 60,
-    "requests": 150,
-}
-EXAMPLES |= {"arrays": 1000, "folders": 300, "configs": 200, "commands": 60}
+EXAMPLES = {"frames": 4000, "headers": 2000, "payloads": 1000, "events": 60, "tasks": 500, "readers": 60}
+EXAMPLES |= {"arrays": 1000, "folders": 300, "configs": 200, "commands": 60, "requests": 150}
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -159,9 +159,9 @@ def _frame(aggregator: Aggregator, tasks: Any, accepted: Any, old: Any, rng: np.
         old.append(data)
     elif receipt.verdict == "duplicate" and accepted.get(node) != data:
         raise AssertionError("other bytes passed for the same")
-    elif receipt.verdict == "refused" and right and aggregator.phase is AggregatorPhase.COLLECTING:
-        if node not in accepted:
-            raise AssertionError(f"a right frame was refused: {receipt.reason}")
+    waiting = right and node not in accepted and aggregator.phase is AggregatorPhase.COLLECTING
+    if receipt.verdict == "refused" and waiting:
+        raise AssertionError(f"a right frame was refused: {receipt.reason}")
 
 
 def tasks(_folder: Path) -> Once:
