@@ -71,7 +71,25 @@ ODD = ["", "x", "../x", "\x00", "é\u202e", "9" * 5000, "[" * 3000, "1e999", "-1
 
 def odd(rng: np.random.Generator) -> object:
     """Return a value that does not belong there."""
-    values = [None, True, False, 0, -1, 1, 2**31, 2**63, 2**70, 1.5, -0.0, 1e308, [], {}, [[]], {"a": 1}, *ODD]
+    values: list[object] = [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2**31,
+        2**63,
+        2**70,
+        1.5,
+        -0.0,
+        1e308,
+        [],
+        {},
+        [[]],
+        {"a": 1},
+        *ODD,
+    ]
     return values[int(rng.integers(len(values)))]
 
 
