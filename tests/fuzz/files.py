@@ -276,10 +276,10 @@ async def answer(app: Any, method: str, path: str, query: str, host: str) -> int
 
 
 TARGETS = [
-    Target("arrays", "files", arrays),
-    Target("readers", "files", readers),
-    Target("folders", "damaged folders", folders),
-    Target("configs", "configurations", configs),
-    Target("commands", "command lines", commands),
-    Target("requests", "requests", requests),
+    Target("arrays", "files", 1, arrays),
+    Target("readers", "files", 1, readers),
+    Target("folders", "damaged folders", 4, folders),
+    Target("configs", "configurations", 4, configs),
+    Target("commands", "command lines", 1, commands),
+    Target("requests", "requests", 1, requests),
 ]

@@ -22,6 +22,7 @@ class Target:
 
     name: str
     counts: str
+    weight: float  # of the time that all have together
     make: Callable[[Path], Callable[[np.random.Generator], int]]
 
 
@@ -46,20 +47,20 @@ def run(target: Target, folder: Path, *, seed: int, examples: int | None = None,
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     """Return bytes with a few changes: flipped, set, cut out, doubled, added or shuffled."""
     changed = bytearray(data)
-    for _ in range(int(rng.integers(1, 5))):
-        place, what = int(rng.integers(len(changed) + 1)), int(rng.integers(7))
+    for place, what, value, length in rng.integers(0, 2**31, (int(rng.integers(1, 5)), 4)).tolist():
+        place, what, length = place % (len(changed) + 1), what % 7, length % 8 + 1
         if what == 0 and changed:
-            changed[place % len(changed)] ^= 1 << int(rng.integers(8))
+            changed[place % len(changed)] ^= 1 << value % 8
         elif what == 1 and changed:
-            changed[place % len(changed)] = int(rng.choice([0, 1, 127, 128, 255, int(rng.integers(256))]))
+            changed[place % len(changed)] = (0, 1, 127, 128, 255, value >> 8 & 255)[value % 6]
         elif what == 2:
-            del changed[place : place + int(rng.integers(1, 9))]
+            del changed[place : place + length]
         elif what == 3:
-            changed[place:place] = changed[place : place + int(rng.integers(1, 33))]
+            changed[place:place] = changed[place : place + 4 * length]
         elif what == 4:
-            changed[place:place] = rng.bytes(int(rng.integers(1, 9)))
+            changed[place:place] = rng.bytes(length)
         elif what == 5:
-            changed[place : place + 4] = int(rng.choice([0, 2**31, 2**32 - 1])).to_bytes(4, "little")
+            changed[place : place + 4] = (0, 2**31, 2**32 - 1)[value % 3].to_bytes(4, "little")
         else:
             del changed[place:]
     return bytes(changed)
