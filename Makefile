@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results bench clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results bench fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ results: setup ## docs/results.md from runs, kept under out/results/ (an hour; g
 
 bench: setup ## docs/performance.md from measurements on this machine (half an hour)
 	$(BIN)/python -m benchmarks.performance
+
+fuzz: setup ## hostile input of every kind for MINUTES=30, with counts
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)
 
 clean: ## remove .venv, caches and outputs
 	rm -rf .venv out runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

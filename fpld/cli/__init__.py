@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
+from fpld._check import printable
 from fpld.cli import (
     aggregator,
     allocate,
@@ -82,6 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = COMMANDS[arguments.command].run(arguments, Output(arguments.json))
     except FpldError as error:
         sys.stderr.write(f"fpld {arguments.command}: error: {error}\n")
+        return 2
+    except OSError as error:  # a name that no file can have, a disk that is gone
+        what = f"{printable(error.filename, 100)}: " if error.filename else ""
+        sys.stderr.write(f"fpld {arguments.command}: error: {what}{error.strerror or error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -65,9 +65,7 @@ def test_rules_and_codecs_that_cannot_work_are_found_before_a_round() -> None:
         settings(rule="wish")
     with pytest.raises(InputError, match="codec must be one of"):
         settings(codec="wish")
-    with pytest.raises(
-        InputError, match="rule 'trimmed' needs at least 3 nodes in every round: quorum must be as many"
-    ):
+    with pytest.raises(InputError, match=r"rule .trimmed. needs at least 3 nodes in every round: quorum"):
         settings(rule="trimmed")
     assert settings(rule="median").rule == "median"
 

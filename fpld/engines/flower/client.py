@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from fpld.engines.flower import duties
 from fpld.engines.flower.home import Home, open_home
 from fpld.engines.flower.journal import note
-from fpld.engines.flower.mods import budget_guard
+from fpld.engines.flower.mods import budget_guard, discreet
 from fpld.engines.flower.payload import FRAME, LETTER, pack, record_arrays, unpack, unpack_files, unpack_task
 from fpld.errors import InputError, ProtocolError
 
@@ -34,9 +34,10 @@ def home_of(context: Context) -> Home:
 def client_app(home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod] = ()) -> ClientApp:
     """Make a ClientApp that takes part in a federation; `home` says which node it is.
 
-    The budget guard is the outermost mod: nothing that comes after it can send more than the plan allows.
+    The budget guard comes before your mods: nothing after it can send more than the plan allows. Outermost is
+    `discreet`: of errors only a code and a sentence leave.
     """
-    app = ClientApp(mods=[budget_guard, *mods])
+    app = ClientApp(mods=[discreet, budget_guard, *mods])
 
     @app.query("join")
     def join(message: Message, context: Context) -> Message:

@@ -4,6 +4,7 @@ The process is new for every message: all that must survive is in the node's fol
 
     files/SHA-256     what the aggregator sent once: probe set, tokenizer, base models
     runs/SESSION/     one run: text and held-out tokens, the machine's state with its last frame
+    ledger.jsonl      every answer that ever left this site
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from fpld import students
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import note
-from fpld.errors import BudgetError, ProtocolError
+from fpld.engines.flower.ledger import Ledger
+from fpld.errors import ProtocolError
 from fpld.federation import jobs
 from fpld.federation.keep import ALONE, OWN
 from fpld.federation.part import Part
 from fpld.federation.texts import node_text
 from fpld.federation.work import Place, work
+from fpld.protocol.asking import is_ask
 from fpld.protocol.messages import digest
 from fpld.storage.arrays import dump_arrays, parse_arrays
 from fpld.storage.files import write_atomic
@@ -67,15 +70,14 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
     serial = task.to_bytes()
     if digest(serial) != order.body.get("task"):
         raise ProtocolError("the task is not the one that the aggregator's letter names")
-    most = home.terms.most_bytes
-    if most is not None and task.plan.budget_bytes > most:
-        raise BudgetError(
-            f"the task allows a frame of {task.plan.budget_bytes} bytes, this node sends at most {most} "
-            "(most_bytes in its file)"
-        )
+    ledger, session = Ledger(home.folder), str(order.body["session"])
+    ledger.allow(home.terms, session, task)
     settle(home, order, files)
     with RunFolder(order.place.folder).lock():
-        return work(order.part, order.place, serial, key=order.key)
+        frame = work(order.part, order.place, serial, key=order.key)
+    if not is_ask(frame):
+        ledger.enter(session, task, len(frame))
+    return frame
 
 
 def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes]) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from fpld._check import printable
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
     from fpld.federation.engine import Why
 
-_PAUSE = 0.5  # seconds between two looks for replies; Flower's own loop takes three
+_PAUSE = 0.5  # seconds between two looks for a reply; Flower's own loop takes three
+_PAUSE_EACH = 0.02  # for each that is waited for: many nodes are not asked for more often than that
 _REASONS: dict[int, tuple[Why, str]] = {
     3: ("lost", "its reply got lost"),
     4: ("lost", "its reply got lost"),
@@ -27,17 +30,41 @@ _REASONS: dict[int, tuple[Why, str]] = {
 
 
 def exchange(grid: Grid, messages: Iterable[Message], timeout: float | None) -> Iterator[Message]:
-    """Push messages, and yield each reply as it comes, until all are there or the time is over."""
-    waiting = {identity for identity in grid.push_messages(list(messages)) if identity}
+    """Push messages, and yield each reply as it comes, until all are there or the time is over.
+
+    Each reply is received by a thread of its own: one that comes slowly holds up no other, and not the end either.
+    """
+    waiting = [identity for identity in grid.push_messages(list(messages)) if identity]
+    replies: SimpleQueue[Message | Exception] = SimpleQueue()
+    over, pause = threading.Event(), max(_PAUSE, _PAUSE_EACH * len(waiting))
+    for identity in waiting:
+        arguments = grid, identity, replies, over, pause
+        threading.Thread(target=_receive, args=arguments, daemon=True, name=f"reply {identity[:8]}").start()
     end = None if timeout is None else time.monotonic() + timeout
-    while waiting:
-        for reply in grid.pull_messages(list(waiting)):
-            waiting.discard(reply.metadata.reply_to_message_id)
+    try:
+        for _ in waiting:
+            reply = replies.get(timeout=None if end is None else max(end - time.monotonic(), 0.001))
+            if isinstance(reply, Exception):
+                raise reply
             yield reply
-        if waiting and end is not None and time.monotonic() >= end:
-            return
-        if waiting:
-            time.sleep(_PAUSE)
+    except Empty:
+        return
+    finally:
+        over.set()
+
+
+def _receive(
+    grid: Grid, identity: str, replies: SimpleQueue[Message | Exception], over: threading.Event, pause: float
+) -> None:
+    """Look for the reply to a message until it is there or nobody waits for it any more."""
+    try:
+        while not over.is_set():
+            for reply in grid.pull_messages([identity]):
+                replies.put(reply)
+                return
+            over.wait(pause)
+    except Exception as error:  # raised where the replies are taken
+        replies.put(error)
 
 
 def explain(name: str, error: Error) -> Absence:

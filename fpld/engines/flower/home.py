@@ -40,6 +40,9 @@ ca = "ca.pem"
 # probe = "SHA-256 of the probe set that may be asked"
 # tokenizer = "SHA-256 of the tokenizer that may be used"
 # most_bytes = 1000000      # the most that a frame may hold
+# most_total_bytes = 10000000   # the most that all frames together may hold, over all runs ever (ledger.jsonl)
+# most_rounds = 20              # the most rounds that are ever answered
+# codecs = ["predictive"]       # the codecs that may be asked for
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
 
@@ -51,6 +54,9 @@ class Terms(Section):
     probe: Digest | None = None
     tokenizer: Digest | None = None
     most_bytes: Count | None = None
+    most_total_bytes: Count | None = None
+    most_rounds: Count | None = None
+    codecs: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fpld.errors import FpldError, MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # No telemetry, no look for updates, no installation at run time: a machine without internet must do. One thread for
 # each library: the bits of a result depend on it.
@@ -64,7 +64,7 @@ def environment(home: Path) -> dict[str, str]:
 class Child:
     """A program that ends with us: by `stop`, and if we are killed, by the kernel (on Linux)."""
 
-    def __init__(self, command: Sequence[str], log: Path, home: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, home: Path, more: Mapping[str, str] | None = None) -> None:
         self.name, self.log = Path(command[0]).name, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -74,7 +74,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(home),
+                env={**environment(home), **(more or {})},
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fpld.engines.flower.home import NodeFile
 from fpld.engines.flower.identity import AUTH_KEY
 from fpld.engines.flower.journal import follow, retell
+from fpld.engines.flower.pinned import pinned_environment
 from fpld.engines.flower.processes import Child, free_port
 from fpld.errors import InputError
 
@@ -40,7 +41,8 @@ def run_node(
             port = file.port or free_port()
             started({"node": file.name, "address": file.address, "time": time.strftime("%Y-%m-%d %H:%M:%S %z")})
             log.info("%s: connecting to %s", file.name, file.address)
-            child = Child([*command, "--port", str(port)], folder / "flower" / "supernode.log", folder / "flower")
+            log_file, flower = folder / "flower" / "supernode.log", folder / "flower"
+            child = Child([*command, "--port", str(port)], log_file, flower, pinned_environment(flower / "pinned"))
             while child.alive:
                 retell(lines)
                 time.sleep(0.5)

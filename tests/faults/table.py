@@ -1,0 +1,356 @@
+"""The faults that must not break a federation: each with its promise, and the tests that hold it.
+
+`python -m tests.faults.table` writes docs/reliability.md from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = ROOT / "docs/reliability.md"
+
+
+class Row(NamedTuple):
+    """A fault, what is promised, the tests (file::name, below tests/), and what they leave out."""
+
+    fault: str
+    promise: str
+    tests: tuple[str, ...]
+    without: str = ""
+
+
+WIRE, MACHINES, REFUSALS = "test_wire.py::", "protocol/test_machines.py::", "flower/test_refusals.py::"
+CODECS, RUN, CRASH = "test_codecs.py::", "federation/test_run.py::", "federation/test_crash.py::"
+CLAIMS, ANSWERS, PAGES = "faults/test_claims.py::", "faults/test_answers.py::", "faults/test_pages.py::"
+FAULTS = "federation/test_faults.py::"
+DISKS, ROUNDS, SITES = "faults/test_disks.py::", "faults/test_rounds.py::", "faults/test_sites.py::"
+
+DECODER = (
+    Row(
+        "a frame is empty, or cut at any offset", "typed error, no partial state", (WIRE + "test_cut_at_every_offset",)
+    ),
+    Row(
+        "trailing bytes",
+        "refused",
+        (WIRE + "test_trailing_bytes", CODECS + "test_what_an_encoder_wrote_passes_and_a_byte_more_does_not"),
+    ),
+    Row(
+        "wrong magic or version",
+        "refused, the version that is read is named",
+        (WIRE + "test_other_codec_version_and_key_are_named",),
+    ),
+    Row(
+        "m, V, bits, round, run or node differ",
+        "refused before anything is allocated",
+        (
+            WIRE + "test_a_frame_of_another_plan_is_refused_and_named",
+            WIRE + "test_a_prior_or_tables_that_differ_in_one_integer_are_refused",
+        ),
+    ),
+    Row(
+        "a header claims 2^40 coordinates",
+        "refused, memory does not move",
+        (WIRE + "test_a_claim_of_huge_sizes_moves_no_memory",),
+    ),
+    Row(
+        "an index above the level count",
+        "cannot be written: every digit is below its radix; other codecs refuse the frame",
+        (
+            "test_uniform.py::test_any_bytes_of_the_right_length_decode_to_values_in_range",
+            CODECS + "test_hostile_payloads_are_refused_or_decode_to_finite_values",
+        ),
+    ),
+    Row(
+        "a value out of range",
+        "refused and recorded",
+        (
+            CLAIMS + "test_a_stated_range_beyond_the_largest_logit_is_refused",
+            CLAIMS + "test_float32_logits_beyond_the_largest_are_refused_at_both_ends",
+        ),
+    ),
+    Row("any bit flipped", "refused by the checksum", (WIRE + "test_every_flipped_bit",)),
+    Row("a right frame with another node's key", "refused", (MACHINES + "test_a_mac_binds_a_frame_to_its_node",)),
+    Row(
+        "replay of an earlier round or of another run",
+        "refused",
+        (REFUSALS + "test_a_replayed_frame_and_one_of_another_run",),
+    ),
+    Row(
+        "a duplicate with the same bytes",
+        "acknowledged, counted once",
+        (MACHINES + "test_repeated_frames_count_once_and_conflicting_ones_are_refused",),
+    ),
+    Row(
+        "a duplicate with other bytes",
+        "the first counts, the second is refused and recorded",
+        (MACHINES + "test_repeated_frames_count_once_and_conflicting_ones_are_refused",),
+    ),
+    Row(
+        "over budget",
+        "refused at both ends",
+        (WIRE + "test_over_budget_is_refused_at_both_ends", REFUSALS + "test_an_over_budget_frame_at_both_ends"),
+    ),
+    Row(
+        "a compressed or nested payload",
+        "not in the format: a payload has one length, known from the plan",
+        (WIRE + "test_other_formats_are_refused_at_the_magic",),
+    ),
+    Row(
+        "pickle, npy or JSON instead of a frame",
+        "refused at the magic",
+        (WIRE + "test_other_formats_are_refused_at_the_magic", REFUSALS + "test_payloads_of_other_types_are_refused"),
+    ),
+    Row(
+        "another probe set or tokenizer",
+        "refused, both named in the site's log",
+        (
+            REFUSALS + "test_a_task_for_another_probe_set",
+            REFUSALS + "test_a_site_that_insists_on_another_probe_set_or_tokenizer",
+        ),
+    ),
+    Row(
+        "another clip, step or dither",
+        "refused: the plan's digest is in the frame",
+        (WIRE + "test_a_frame_of_another_plan_is_refused_and_named",),
+    ),
+)
+NODE = (
+    Row(
+        "NaN or infinite logits",
+        "refused, with the context and the token",
+        (CODECS + "test_values_that_are_not_finite_are_refused_by_place",),
+    ),
+    Row(
+        "logits all equal, huge, denormal, of half precision",
+        "a defined result",
+        (
+            CODECS + "test_half_precision_equal_and_denormal_logits_have_a_defined_result",
+            CODECS + "test_no_budget_is_exceeded",
+        ),
+    ),
+    Row(
+        "wrong V, or contexts in another order",
+        "refused by the probe set's digest",
+        (
+            "data/test_probe.py::test_any_other_token_gives_another_digest",
+            REFUSALS + "test_another_tokenizer_or_vocabulary_than_the_probe_sets",
+        ),
+    ),
+    Row(
+        "too small a budget",
+        "refused before any training",
+        (
+            CODECS + "test_the_least_budget_works_and_less_is_refused",
+            "budget/test_limits.py::test_what_is_infeasible_says_what_would_do",
+        ),
+    ),
+    Row(
+        "a crash between coding and sending",
+        "the same bytes again, no new dither",
+        (
+            MACHINES + "test_a_node_answers_a_repeated_task_with_the_same_bytes",
+            DISKS + "test_nodes_that_are_a_round_ahead_send_the_same_frames_again",
+        ),
+    ),
+    Row(
+        "a student of another hash, another run, or another shape",
+        "refused, the old one kept",
+        (
+            REFUSALS + "test_orders_that_are_not_of_this_aggregator_or_not_whole",
+            "students/test_conformance.py::test_a_refused_state_changes_nothing",
+        ),
+    ),
+)
+AGGREGATOR = (
+    Row(
+        "a late frame",
+        "refused, the result is as if it had never been sent",
+        (ROUNDS + "test_a_late_frame_changes_nothing", FAULTS + "test_a_late_node_is_refused_then_takes_part_again"),
+    ),
+    Row(
+        "fewer than the quorum",
+        "never averaged in silence",
+        (
+            ROUNDS + "test_below_the_quorum_nothing_is_combined",
+            REFUSALS + "test_below_the_quorum_the_run_stops_and_can_be_resumed",
+        ),
+    ),
+    Row(
+        "a node drops out after its frame was accepted",
+        "it counts",
+        (ROUNDS + "test_the_divisor_is_the_accepted_set_and_who_dropped_after_acceptance_counts",),
+    ),
+    Row(
+        "the set of nodes changes",
+        "the divisor is the accepted set, which the trace records",
+        (
+            ROUNDS + "test_the_divisor_is_the_accepted_set_and_who_dropped_after_acceptance_counts",
+            FAULTS + "test_a_failing_node_is_named_and_the_others_go_on",
+        ),
+    ),
+    Row(
+        "SIGKILL at any moment",
+        "resumed bit for bit",
+        (
+            CRASH + "test_sigkill_at_random_moments_gives_identical_students",
+            "federation/test_state.py::test_a_crash_between_trace_and_checkpoint",
+        ),
+    ),
+    Row(
+        "a disk that is full or read-only",
+        "the old checkpoint is intact, a clear stop",
+        (
+            CRASH + "test_a_disk_that_refuses_is_said_and_loses_nothing",
+            CRASH + "test_an_unwritable_folder_is_said",
+            "faults/test_inputs.py::test_a_full_disk_under_the_spool_is_said",
+        ),
+    ),
+    Row(
+        "a torn, flipped, empty or foreign checkpoint",
+        "found by its digest; the one before is used, with a message",
+        (
+            DISKS + "test_every_flipped_bit_of_a_state_is_found",
+            DISKS + "test_a_run_goes_on_identically_from_the_file_before",
+            DISKS + "test_the_checkpoint_of_another_run_is_refused",
+        ),
+    ),
+    Row(
+        "two aggregators on one folder",
+        "the second is refused",
+        (REFUSALS + "test_two_aggregators_on_one_folder", RUN + "test_folders_in_use_or_of_another_run_are_refused"),
+    ),
+    Row(
+        "the clock jumps",
+        "deadlines are by a clock that does not",
+        (ROUNDS + "test_a_clock_that_jumps_neither_ends_nor_holds_up_a_round",),
+    ),
+    Row(
+        "a slow sender, half-open connections",
+        "others are not held up",
+        (
+            SITES + "test_a_reply_that_comes_slowly_holds_up_no_other_and_not_the_deadline",
+            PAGES + "test_half_open_connections_are_closed_and_others_are_served",
+        ),
+        "how much memory a reply takes while it is received, which is up to Flower; what is too long is refused",
+    ),
+    Row(
+        "an unregistered key, another authority, no TLS",
+        "turned away",
+        (
+            "flower/test_admission.py::test_plaintext_unregistered_and_wrong_authority_are_turned_away",
+            REFUSALS + "test_an_unregistered_key_under_a_registered_name",
+        ),
+        "an expired certificate is left to the TLS library that Flower uses",
+    ),
+    Row(
+        "one node, or nodes that are all equal",
+        "a defined result",
+        ("federation/test_rules.py::test_of_one_node_every_rule_makes_that_node",),
+    ),
+    Row(
+        "distillation diverges",
+        "not broadcast, the last good student is kept",
+        (RUN + "test_a_diverging_student_is_not_broadcast",),
+    ),
+    Row(
+        "SIGTERM or Ctrl-C",
+        "a clean checkpoint, and the end",
+        (
+            CRASH + "test_an_interrupt_ends_cleanly_and_can_be_resumed",
+            "flower/test_deployment.py::test_a_stop_is_clean_and_without_tls_it_must_be_said",
+        ),
+    ),
+    Row(
+        "names of nodes with control characters or paths",
+        "refused",
+        (
+            RUN + "test_bad_configurations_are_one_line_that_names_the_key",
+            REFUSALS + "test_payloads_of_other_types_are_refused",
+        ),
+    ),
+)
+MORE = (
+    Row(
+        "--resume beside a user's own hidden files",
+        "only half-written files of the run are deleted",
+        (DISKS + "test_resume_deletes_only_its_own_half_written_files",),
+    ),
+    Row(
+        "an answer with the wrong types, a loss of 4000, no evaluation at all",
+        "that node's refusal in the trace; the result can be read",
+        (ANSWERS + "test_wrong_evaluations_are_refusals_and_the_result_can_be_read",),
+    ),
+    Row(
+        "an error text of 1.5 MB, with escape sequences",
+        "one printable line of at most 256 characters",
+        (ANSWERS + "test_a_reason_is_one_short_printable_line",),
+    ),
+    Row(
+        "claims of no noise, of a huge range, of certainty",
+        "the next round works; at most twice an even share; no more weight than the median node",
+        (
+            CLAIMS + "test_no_claim_breaks_the_next_round_or_takes_more_than_twice_an_even_share",
+            CLAIMS + "test_one_node_of_eight_that_claims_certainty_does_not_take_everything",
+        ),
+    ),
+    Row(
+        "requests beyond a site's limits",
+        "refused and logged there; every answer is in its ledger",
+        (SITES + "test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it",),
+    ),
+    Row(
+        "other code than ours from the SuperLink",
+        "never imported at a site that `fpld node` runs",
+        (SITES + "test_the_nodes_app_is_the_installed_one_whatever_is_served",),
+        "Flower's --trusted-entities needs apps that its own platform has signed, so it is not used",
+    ),
+    Row(
+        "errors at a site",
+        "a code and a sentence leave, details stay in its log",
+        (SITES + "test_no_detail_of_an_error_leaves_a_site",),
+    ),
+    Row(
+        "folders edited by hand, links that lead out, guessed tokens",
+        "said, not followed, slow",
+        (
+            PAGES + "test_a_folder_edited_by_hand_is_said_to_be_so",
+            PAGES + "test_a_link_is_not_followed_out_of_the_folder",
+            PAGES + "test_guessing_is_slow_however_many_guess",
+        ),
+    ),
+)
+PARTS = {"Decoder": DECODER, "Node": NODE, "Aggregator": AGGREGATOR, "Around them": MORE}
+
+HEAD = """\
+# What must not break it
+
+Each fault with what is promised and the tests that hold it. `python -m tests.faults.table` makes the page from
+`tests/faults/table.py`.
+"""
+FUZZ = """\
+## Fuzzing
+
+`make fuzz` (`python -m tests.fuzz --minutes 30`) tries hostile frames, payloads of every codec with right checksums,
+protocol events in any order against a count of their own, tasks, files, folders of runs, configurations, command lines
+and requests, with checks of every index in the kernels. Only typed errors may come of them. What it tried is printed;
+an example is named by target, seed and number. A slice of each is part of the tests (`tests/fuzz/test_fuzz.py`).
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    parts, number = [HEAD], 0
+    for name, rows in PARTS.items():
+        parts += [f"\n## {name}\n", "| | fault | promise | tests |", "|---|---|---|---|"]
+        for row in rows:
+            number += 1
+            tests = "<br>".join(f"`{test}`" for test in row.tests)
+            promise = f"{row.promise}. Not tested: {row.without}" if row.without else row.promise
+            parts.append(f"| {number} | {row.fault} | {promise} | {tests} |")
+    return "\n".join(parts) + "\n\n" + FUZZ
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,285 @@
+"""Fuzzers of what is read from disks and people: files, folders of runs, configurations, commands, requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import shutil
+import tomllib
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import tomlkit
+
+from fpld import config as configuration
+from fpld.cli import main
+from fpld.data import ByteTokenizer, ProbeSet, load_tokenizer
+from fpld.engines.flower.answers import Evaluated, Joined
+from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.journal import follow, note
+from fpld.engines.flower.ledger import Ledger
+from fpld.errors import FpldError, InputError, ProtocolError
+from fpld.federation.state import State, commit, recall
+from fpld.report.page import run_section
+from fpld.report.runs import read_run
+from fpld.storage.arrays import dump_arrays, parse_arrays
+from fpld.storage.folder import RunFolder
+from fpld.web.app import make_app
+from tests.federation.conftest import CONFIG
+from tests.fuzz.target import ODD, Target, disturbed, mutated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Once = Callable[[np.random.Generator], int]
+
+LINE = {
+    "round": 1,
+    "nodes": ["a", "b"],
+    "bits_allotted": [2.0, 2.0],
+    "bits_sent": [2.0, 2.0],
+    "payload_bytes": 100,
+    "overhead_bytes": 272,
+    "node_bytes": [186, 186],
+    "weights": [1.0, 2.0],
+    "noise": [0.1, 0.2],
+    "kl": 0.1,
+    "heldout_loss": 2.0,
+    "heldout_by_node": [2.0, 2.0],
+    "bandwidth_upper": 0.2,
+    "bandwidth_lower": 0.1,
+    "refused": [{"node": "a", "state": "refused", "reason": "late"}],
+    "absent": [],
+    "seconds": {"local": 1.0, "nodes": [1.0, None]},
+}
+RESULT = [{"method": "fpld", "heldout_loss": 2.0, "bits_per_byte": 1.0, "perplexity": 7.4, "uplink_bytes": 372}]
+PROGRESS = {"round": 2, "rounds": 2, "phase": "collecting", "opened": 1.0, "updated": 2.0, "nodes": []}
+
+
+def arrays(_folder: Path) -> Once:
+    """Files of arrays."""
+    data = dump_arrays({"a": np.arange(6.0), "b": np.ones((2, 3), np.float32)}, {"format": "x"})
+    size = int.from_bytes(data[:8], "little")
+    head, rest = json.loads(data[8 : 8 + size]), data[8 + size :]
+
+    def once(rng: np.random.Generator) -> int:
+        hostile = mutated(data, rng)
+        if rng.random() < 0.6:
+            text = json.dumps(disturbed(head, rng)).encode()
+            hostile = len(text).to_bytes(8, "little") + text + rest
+        with contextlib.suppress(InputError):
+            found, _ = parse_arrays(hostile, "file")
+            sum(array.nbytes for array in found.values())
+        return 1
+
+    return once
+
+
+def readers(folder: Path) -> Once:
+    """Probe sets, tokenizers, letters, logs, ledgers and checkpoints."""
+    probe, tokenizer, log = folder / "probe.json", folder / "tokenizer.json", folder / "log"
+    ProbeSet(np.zeros((2, 4), np.int32), 256, ByteTokenizer().digest).save(probe)
+    ByteTokenizer().save(tokenizer)
+    good = {path: path.read_bytes() for path in (probe, tokenizer)}
+    letter = write_letter(b"key", {"kind": "joined", "name": "a", "challenge": "ab" * 32, "missing": []})
+    answer = {"kind": "evaluated", "round": 1, "loss": 2.0, "tokens": 5, "bytes": 9}
+    store = RunFolder(folder / "kept")
+    state = State({"w": np.ones(3, np.float32)}, {}, {"round": 1, "agree": False})
+    commit(store, state, [{"round": 1}], run="run")
+    kept = (store.path / "checkpoint.safetensors").read_bytes()
+    note(log, "a line")
+    lines = (log / "log.txt").read_bytes()
+
+    def changed(data: bytes, rng: np.random.Generator) -> bytes:
+        with contextlib.suppress(ValueError):
+            if rng.random() < 0.6:
+                return json.dumps(disturbed(json.loads(data), rng)).encode()
+        return mutated(data, rng)
+
+    def once(rng: np.random.Generator) -> int:
+        for path, load in ((probe, ProbeSet.load), (tokenizer, load_tokenizer)):
+            path.write_bytes(changed(good[path], rng))
+            with contextlib.suppress(InputError):
+                load(path)
+        altered = mutated(letter, rng)
+        with contextlib.suppress(ProtocolError):
+            Joined.parse(Letter.parse(altered).check(b"key", "joined"))
+            if altered != letter:
+                raise AssertionError("an altered letter was believed")
+        with contextlib.suppress(ProtocolError):
+            body: Any = disturbed(answer, rng)
+            Evaluated.parse(body if isinstance(body, dict) else {}, round=1)
+        (log / "log.txt").write_bytes(b"")
+        following = follow(log)
+        next(following)
+        (log / "log.txt").write_bytes(mutated(lines, rng) + b"\n")
+        next(following)
+        (folder / "ledger.jsonl").write_bytes(mutated(lines, rng))
+        with contextlib.suppress(InputError):
+            Ledger(folder)
+        _checkpoint(store, kept, rng)
+        return 6
+
+    return once
+
+
+def _checkpoint(store: RunFolder, kept: bytes, rng: np.random.Generator) -> None:
+    """Damage a checkpoint: it is found, or what is read is what was written."""
+    data = mutated(kept, rng)
+    (store.path / "checkpoint.safetensors").write_bytes(data)
+    with contextlib.suppress(InputError):
+        found = recall(store, run="run")
+        if found is not None and found[0].student["w"].tolist() != [1.0] * 3:
+            raise AssertionError("a damaged checkpoint was used in silence")
+
+
+def folders(folder: Path) -> Once:
+    """Folders of runs, edited by hand or damaged: shown, or an error that says so."""
+    run = folder / "runs/one"
+    (run / "fpld").mkdir(parents=True)
+    config = '[run]\nrounds = 2\n[[nodes]]\nname = "a"\nbits = 2.0\n[[nodes]]\nname = "b"\nbits = 2.0\n'
+    good: dict[str, Any] = {
+        "config.toml": config,
+        "versions.json": {"fpld": "1"},
+        "trace.jsonl": LINE,
+        "result.json": RESULT,
+        "fpld/progress.json": PROGRESS,
+    }
+
+    def text(name: str) -> bytes:
+        return (good[name] if isinstance(good[name], str) else json.dumps(good[name]) + "\n").encode()
+
+    for name in good:
+        (run / name).write_bytes(text(name))
+
+    def once(rng: np.random.Generator) -> int:
+        name = list(good)[int(rng.integers(len(good)))]
+        whole = rng.random() < 0.5 or isinstance(good[name], str)
+        data = mutated(text(name), rng) if whole else json.dumps(disturbed(good[name], rng)).encode() + b"\n"
+        (run / name).write_bytes(data)
+        with contextlib.suppress(FpldError):
+            found = read_run(run)
+            if rng.random() < 0.1:
+                run_section(found, "run")
+        (run / name).write_bytes(text(name))
+        return 1
+
+    return once
+
+
+def configs(_folder: Path) -> Once:
+    """Configurations with odd keys and values."""
+    text = CONFIG.format(folder="texts")
+    tables = tomllib.loads(text)
+
+    def once(rng: np.random.Generator) -> int:
+        hostile = mutated(text.encode(), rng).decode("utf-8", "replace")
+        if rng.random() < 0.7:
+            with contextlib.suppress(Exception):  # what TOML cannot say is no configuration
+                hostile = tomlkit.dumps(disturbed(tables, rng))  # type: ignore[arg-type]
+        with contextlib.suppress(InputError):
+            configuration.parse(hostile, "file")
+        return 1
+
+    return once
+
+
+WORDS = ["allocate", "bounds", "plan", "report", "export", "data", "certs", "--json", "--weights", "--total", "--vocab"]
+WORDS += ["--caps", "--floors", "--links", "--deadline", "--contexts", "1,1,16", "2048", "256", "60", "64kbit/s", "-h"]
+
+
+def commands(folder: Path) -> Once:
+    """Command lines: an exit code, and no traceback."""
+    place = str(folder / "none")
+
+    def once(rng: np.random.Generator) -> int:
+        words = [*WORDS[7:], *(word for word in ODD if "\0" not in word), place]  # no system passes a NUL on
+        chosen = [WORDS[int(rng.integers(6))], *(words[int(i)] for i in rng.integers(len(words), size=rng.integers(7)))]
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            try:
+                code = main(chosen)
+            except SystemExit as stopped:  # argparse
+                code = stopped.code if isinstance(stopped.code, int) else 2
+        if code not in (0, 2):
+            raise AssertionError(f"{chosen} ended with {code}")
+        return 1
+
+    return once
+
+
+def requests(folder: Path) -> Once:
+    """Requests to the live page: an answer below 500, and nothing of what is not its own."""
+    shutil.copytree(folders_of(folder), folder / "shown", dirs_exist_ok=True)
+    open_app, closed = make_app(folder / "shown"), make_app(folder / "shown", "the right token!")
+    paths = ["/", "/api/runs", "/api/run", "/api/planner", "/api/plan", "/assets/page.css", "/login", "/assets/", "/x"]
+
+    def once(rng: np.random.Generator) -> int:
+        path = paths[int(rng.integers(len(paths)))]
+        if rng.random() < 0.2:
+            path += ODD[int(rng.integers(len(ODD)))][:50]
+        names = ("name", "run", "links", "deadline", "total", "have", "token")
+        values = [*ODD, "one", "1e6,1e6", "60", "0.5"]
+        pairs = [
+            f"{names[int(rng.integers(len(names)))]}={quote(values[int(rng.integers(len(values)))][:99])}"
+            for _ in range(int(rng.integers(5)))
+        ]
+        host = str(rng.choice(["localhost", "[::1].evil", "evil", "", "127.0.0.1:80"]))
+        app = open_app if rng.random() < 0.7 else closed
+        method = str(rng.choice(["GET", "GET", "GET", "HEAD", "PUT", "DELETE"]))
+        status = asyncio.run(answer(app, method, path, "&".join(pairs), host))
+        if status >= 500:
+            raise AssertionError(f"{method} {path}?{pairs} gave {status}")
+        if host not in ("localhost", "127.0.0.1:80") and app is open_app and status != 403:
+            raise AssertionError(f"host {host!r} was served")
+        return 1
+
+    return once
+
+
+def folders_of(folder: Path) -> Path:
+    """Make a folder with one sound run."""
+    folders(folder / "source")
+    return folder / "source/runs"
+
+
+async def answer(app: Any, method: str, path: str, query: str, host: str) -> int:
+    """Ask an application, and return the status."""
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("utf-8", "replace"),
+        "query_string": query.encode(),
+        "headers": [(b"host", host.encode())],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "root_path": "",
+    }
+    await app(scope, receive, send)
+    return statuses[0]
+
+
+TARGETS = [
+    Target("arrays", "files", 1, arrays),
+    Target("readers", "files", 1, readers),
+    Target("folders", "damaged folders", 4, folders),
+    Target("configs", "configurations", 4, configs),
+    Target("commands", "command lines", 1, commands),
+    Target("requests", "requests", 1, requests),
+]

@@ -1,0 +1,225 @@
+"""Fuzzers of what comes over a wire: frames, payloads with right checksums, events, tasks, letters."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.budget.policy import Budget
+from fpld.codecs import encode, make_prior
+from fpld.codecs.base import LARGEST
+from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
+from fpld.protocol import Aggregator, Node, Settings, Task
+from fpld.protocol.states import AGGREGATOR, AggregatorEvent, AggregatorPhase
+from fpld.protocol.wire import HEADER, seal, unseal
+from fpld.registry import codecs
+from fpld.storage.arrays import dump_arrays, parse_arrays
+from tests.fuzz.target import Target, disturbed, mutated
+from tests.helpers import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fpld.types import Plan
+
+    Once = Callable[[np.random.Generator], int]
+
+PROBE = bytes(32)
+
+
+def plans() -> dict[str, list[Plan]]:
+    """Small plans of every codec, with a prior and without, with little and with much."""
+    shape = (5, 24)
+    prior = make_prior(np.random.default_rng(0).normal(0, 2, shape))
+    found = {}
+    for name in codecs.names():
+        given = [
+            make_plan(contexts=5, vocab=24, bits=bits * 24, clip=clip, prior=held, slots=slots)
+            for bits in (2.0, 33.0)
+            for clip in (None, 3.0)
+            for held in (None, prior)
+            for slots in (1, 3)
+        ]
+        found[name] = [plan for plan in given if _works(name, plan)]
+    return found
+
+
+def _works(name: str, plan: Plan) -> bool:
+    with contextlib.suppress(InputError):
+        encode(codecs.get(name), np.zeros(plan.shape, np.float32), plan)
+        return True
+    return False
+
+
+def frames(_folder: Path) -> Once:
+    """Frames that are altered anywhere: all are refused."""
+    plan, codec = make_plan(), codecs.get("uniform")
+    frame = seal(encode(codec, np.linspace(-3, 3, 300).reshape(6, 50), plan), plan, codec.code, key=b"key")
+
+    def once(rng: np.random.Generator) -> int:
+        data = mutated(frame, rng) if rng.random() < 0.8 else rng.bytes(int(rng.integers(300)))
+        if data != frame:
+            try:
+                unseal(data, plan, codec.code, key=b"key")
+            except FrameError:
+                return 1
+            raise AssertionError("an altered frame was taken")
+        return 1
+
+    return once
+
+
+def payloads(_folder: Path) -> Once:
+    """Payloads of every codec in frames with right headers and checksums: decoded within the range, or refused."""
+    rows = [(codecs.get(name), plan) for name, given in plans().items() for plan in given]
+    logits = np.random.default_rng(1).normal(0, 3, (5, 24)).astype(np.float32)
+    good = [encode(codec, logits, plan) for codec, plan in rows]
+
+    def once(rng: np.random.Generator) -> int:
+        number = int(rng.integers(len(rows)))
+        codec, plan = rows[number]
+        data = mutated(good[number], rng) if rng.random() < 0.7 else rng.bytes(len(good[number]))
+        data = data[: plan.budget_bytes]
+        payload = unseal(seal(data, plan, codec.code), plan, codec.code)
+        with contextlib.suppress(FrameError):
+            reader = codec.reader(payload, plan)
+            reader.check()
+            for block in codec.reader(payload, plan).blocks():
+                values = np.asarray(block.values)
+                variance = np.asarray(block.variance)
+                if not (np.abs(values) <= 1.05 * LARGEST).all() or not (variance >= 0).all():
+                    raise AssertionError(f"{codec} decoded {np.abs(values).max()} with variance {variance.min()}")
+        return 1
+
+    return once
+
+
+def events(_folder: Path) -> Once:
+    """Events in any order at an aggregator and its nodes, against the table of states and a count of our own."""
+    names = ["a", "b", "c"]
+    fixed: dict[str, Any] = {"run_key": bytes(16), "probe": PROBE, "contexts": 3, "vocab": 8, "rounds": 2}
+    budget = Budget(caps=np.full(3, 40.0), floors=np.zeros(3), vocab=8)
+    settings = Settings(names=names, budget=budget, clips=[2.0] * 3, quorum=2, threads=1, **fixed)
+    table = AGGREGATOR
+
+    def once(rng: np.random.Generator) -> int:
+        aggregator, accepted, tasks, old = Aggregator(settings), {}, {}, []
+        for _ in range(40):
+            before, event = aggregator.phase, int(rng.integers(8))
+            try:
+                if event == 0:
+                    tasks = aggregator.open("none", {})
+                    accepted = {}
+                elif event == 1:
+                    aggregator.close()
+                elif event == 2:
+                    aggregator.combine()
+                elif event == 3:
+                    aggregator.distilled()
+                elif event == 4:
+                    arrays, meta = aggregator.state()
+                    if rng.random() < 0.5:
+                        aggregator = Aggregator(settings)
+                        aggregator.restore(arrays, meta)
+                        if aggregator.round != meta["round"]:
+                            raise AssertionError("a restored aggregator is in another round")
+                else:
+                    _frame(aggregator, tasks, accepted, old, rng)
+            except (ProtocolError, QuorumError):
+                if aggregator.phase is not before:
+                    raise AssertionError("a refused event changed the phase") from None
+            if aggregator.phase is AggregatorPhase.COLLECTING and len(aggregator.missing) != 3 - len(accepted):
+                raise AssertionError("the aggregator counts other frames than were accepted")
+        return 40
+
+    assert table[AggregatorPhase.READY][AggregatorEvent.OPEN] is AggregatorPhase.COLLECTING
+    return once
+
+
+def _answer(task: Task, which: int, _made: dict[tuple[int, int, int], bytes] = {}) -> bytes:  # noqa: B006  # a cache
+    """Return one of four right answers to a task; tasks of a round and node are the same in every example."""
+    key = task.plan.round, task.plan.node, which
+    if key not in _made:
+        worker, received, _ = Node(task.plan.node, PROBE).receive(task.to_bytes())
+        logits = np.random.default_rng(which).normal(0, 1, (3, 8)).astype(np.float32)
+        _made[key] = worker.answer(received, logits)[1]
+    return _made[key]
+
+
+def _frame(aggregator: Aggregator, tasks: Any, accepted: Any, old: Any, rng: np.random.Generator) -> None:
+    """Send a frame: a right one, one of another node or round, the same again, or an altered one."""
+    node, data = int(rng.integers(-1, 4)), b""
+    right = node in tasks
+    if right:
+        data = _answer(tasks[node], int(rng.integers(4)))
+    if old and rng.random() < 0.3:
+        data, right = old[int(rng.integers(len(old)))], False
+    if rng.random() < 0.2:
+        data, right = mutated(data, rng), False
+    receipt = aggregator.frame(node, data)
+    if receipt.verdict == "accepted":
+        if node in accepted or aggregator.phase is not AggregatorPhase.COLLECTING:
+            raise AssertionError("a frame was accepted twice or late")
+        accepted[node] = data
+        old.append(data)
+    elif receipt.verdict == "duplicate" and accepted.get(node) != data:
+        raise AssertionError("other bytes passed for the same")
+    waiting = right and node not in accepted and aggregator.phase is AggregatorPhase.COLLECTING
+    if receipt.verdict == "refused" and waiting:
+        raise AssertionError(f"a right frame was refused: {receipt.reason}")
+
+
+def tasks(_folder: Path) -> Once:
+    """Tasks at a node, altered in their head, their arrays or their bytes."""
+    prior = make_prior(np.random.default_rng(0).normal(0, 2, (6, 50)))
+    task = Task(make_plan(probe=PROBE, prior=prior), "predictive", arrays={"w": np.ones((2, 3), np.float32)})
+    data = task.to_bytes()
+    arrays, metadata = parse_arrays(data, "task")
+    head = json.loads(metadata["task"])
+
+    def once(rng: np.random.Generator) -> int:
+        hostile = mutated(data, rng)
+        if rng.random() < 0.6:
+            changed = {**metadata, "task": json.dumps(disturbed(head, rng))}
+            hostile = dump_arrays(arrays, changed)
+        with contextlib.suppress(InputError, ProtocolError):
+            node, received, _ = Node(1, PROBE).receive(hostile)
+            with contextlib.suppress(FpldError):
+                node.answer(received, np.zeros((6, 50), np.float32))
+        return 1
+
+    return once
+
+
+def headers(_folder: Path) -> Once:
+    """Headers with odd fields in front of a sound payload."""
+    plan, codec = make_plan(), codecs.get("uniform")
+    frame = seal(encode(codec, np.zeros((6, 50)), plan), plan, codec.code)
+    good = list(HEADER.unpack_from(frame))
+
+    def once(rng: np.random.Generator) -> int:
+        fields = list(good)
+        place = int(rng.choice([1, 2, 4, 5, 7, 8, 11]))
+        fields[place] = int(rng.integers(0, {1: 2**16, 2: 2**16, 11: 2**63}.get(place, 2**32)))
+        if fields != good:
+            try:
+                unseal(HEADER.pack(*fields) + frame[HEADER.size :], plan, codec.code)
+            except FrameError:
+                return 1
+            raise AssertionError("a frame with another header was taken")
+        return 1
+
+    return once
+
+
+TARGETS = [
+    Target("frames", "frames", 6, frames),
+    Target("headers", "frames", 2, headers),
+    Target("payloads", "payloads", 8, payloads),
+    Target("events", "protocol events", 8, events),
+    Target("tasks", "tasks", 1, tasks),
+]
