@@ -33,7 +33,7 @@ adds (KL in nats); seconds are those of uplinks, side by side, without training.
 
   fpld plan --links 2Mbit/s,2Mbit/s,384kbit/s,256kbit/s --clips 4,4,8,8 --deadline 300 --contexts 16384 --vocab 1024
   fpld plan --links 10Mbit/s,1Mbit/s --clips 1 --deadline 600 --contexts 16384 --vocab 1024 --target 0.001
-  fpld plan hospitals --total 40MB --write planned.toml
+  fpld plan hospitals --total 2MB --write planned.toml
   fpld plan runs/warmup --deadline 120 --out plan.html
   fpld plan --codec samples --caps 660kB,660kB,660kB,660kB,660kB --contexts 92160 --vocab 1024 --student 4.3MB
 """

@@ -143,8 +143,16 @@ def _from_config(config: Config, text: str, contexts: int | None, vocab: int | N
         config.run.rounds,
         codec=config.codec.name,
         stratified=config.codec.dither == "stratified",
+        student=_weights_sent(config, vocab),
     )
     return Source(config, text, known, config.budget.bits(vocab))
+
+
+def _weights_sent(config: Config, vocab: int) -> float | None:
+    """Return the bytes of the student's weights, if they are sent and their number is known before the run."""
+    if config.combine.broadcast != "weights":
+        return None
+    return 4.0 * replace(config.student.settings, vocab=vocab).parameters or None
 
 
 def _vocab(config: Config) -> int:
