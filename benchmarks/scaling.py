@@ -38,7 +38,7 @@ GRID = {
 def measure(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
     """Run rounds in this process; seconds for coding and at the aggregator, and peak memory in MB."""
     _round(2, 2, vocab, rule)  # compiles, or reads what was compiled
-    before = _peak()
+    before = peak()
     rounds = [_round(nodes, contexts, vocab, rule) for _ in range(-(-_FRAMES // nodes))]
     found = {name: median(each[name] for each in rounds) for name in rounds[0]}
     return (
@@ -46,7 +46,7 @@ def measure(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
         | found
         | {
             "start_mb": before,
-            "peak_mb": _peak(),
+            "peak_mb": peak(),
         }
     )
 
@@ -103,13 +103,23 @@ def child(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
     return found
 
 
-def _peak() -> float:
+def peak() -> float:
     """Return this process's peak memory in MB; on Linux getrusage would count what the parent held when it forked."""
     status = Path("/proc/self/status")
     if status.exists():
-        return int(re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)[0]) * 1024 / 1e6
+        return _status(status, "VmHWM")
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def resident() -> float:
+    """Return the memory that this process holds, in MB; where the system does not say, its peak."""
+    status = Path("/proc/self/status")
+    return _status(status, "VmRSS") if status.exists() else peak()
+
+
+def _status(status: Path, name: str) -> float:
+    return int(re.findall(rf"^{name}:\s+(\d+) kB$", status.read_text(), re.MULTILINE)[0]) * 1024 / 1e6
 
 
 def main() -> None:

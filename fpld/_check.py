@@ -52,6 +52,17 @@ def vector(name: str, value: Any, *, size: int | None = None) -> Floats:
     return array
 
 
+def printable(text: object, most: int = 256) -> str:
+    r"""Return text from outside as one short line that a terminal, a log or a page may show: no control characters.
+
+    >>> printable("a\x1b[2J\nb"), printable("x" * 300, most=5)
+    ('a [2J b', 'xx...')
+    """
+    raw = str(text)[: 4 * most]  # what is cut anyway is not looked at
+    line = " ".join("".join(c if c.isprintable() else " " for c in raw).split())
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
 def rows(value: range, contexts: int) -> range:
     """Return a block of contexts, a range with step 1 within 0..contexts."""
     if value.step != 1 or not 0 <= value.start <= value.stop <= contexts:

@@ -34,6 +34,8 @@ from fpld.units import parse_rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[Positive, BeforeValidator(parse_rate)]
@@ -68,10 +70,16 @@ class RunSection(Section):
 
 
 class BaselinesSection(Section):
-    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule."""
+    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule.
+
+    `rounds` are the numbers of rounds that FedAvg splits the nodes' local steps into, each a row of the table (without
+    it: those of the run); `fedavg_rate` is the learning rate of its nodes (without it: that of [local]).
+    """
 
     methods: list[Baseline] = ["alone", "pooled", "fedavg", "float32"]
     rate: Positive | None = None
+    rounds: Annotated[list[Count], Field(min_length=1)] | None = None
+    fedavg_rate: Positive | None = None
 
 
 class DataSection(Section):
@@ -116,13 +124,18 @@ class TokenizerSection(Section):
 
 
 class NodeSection(Section):
-    """[[nodes]]: a site. `bits` (per coordinate) or `uplink` with [budget] deadline is the most it may send a round."""
+    """[[nodes]]: a site.
+
+    The most it may send a round is one of `bits` per coordinate, `context_bits` per probe context, or what its `uplink`
+    carries within [budget] deadline.
+    """
 
     name: Name
     label: str | None = None
     data: str | None = None
     field: str | None = None
     bits: Positive | None = None
+    context_bits: Positive | None = None
     uplink: Rate | None = None
     clip: Positive | None = None
     weight: Positive | None = None
@@ -130,26 +143,36 @@ class NodeSection(Section):
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
-        if (self.bits is None) == (self.uplink is None):
-            raise ValueError("needs either bits or uplink")
+        if sum(limit is not None for limit in (self.bits, self.context_bits, self.uplink)) != 1:
+            raise ValueError("needs one of bits, context_bits and uplink")
         return self
 
 
 class BudgetSection(Section):
-    """[budget]: bits per coordinate for all nodes together (`total`), and how they are shared out.
+    """[budget]: bits for all nodes together, and how they are shared out.
+
+    They are per coordinate (`total`) or per probe context (`context_total`); without either all nodes send at their
+    limits.
 
     Without an `allocator` it is `optimal`, or the estimator's own.
     """
 
     total: Positive | None = None
+    context_total: Positive | None = None
     allocator: Allocator | None = None
     estimator: Estimator = "none"
     warmup: Count = 1
     forget: Annotated[float, Field(gt=0, le=1)] = 1.0
     deadline: Positive = 60.0
 
+    def bits(self, vocab: int) -> float | None:
+        """Return the bits per probe context for all nodes together, if they are limited."""
+        return self.context_total if self.total is None else self.total * vocab
+
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
+        if self.total is not None and self.context_total is not None:
+            raise ValueError("total and context_total are the same in two units: leave one out")
         check_choice(self.allocator, self.estimator, self.forget)
         return self
 
@@ -245,8 +268,12 @@ class Config(Section):
             yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
             yield "combine.broadcast must be 'logits' when nodes have students of their own"
-        if self.combine.broadcast == "logits" and "fedavg" in self.baselines.methods:
-            yield "baselines.methods: 'fedavg' averages weights, which combine.broadcast = 'logits' does not send"
+        averaging = [name for name in self.baselines.methods if name in AVERAGING]
+        if self.combine.broadcast == "logits" and averaging:
+            yield f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
+        steps, asked = self.local.steps * self.run.rounds, self.baselines.rounds or []
+        if any(steps % rounds for rounds in asked):
+            yield f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}"
         if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
             yield (
                 f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "

@@ -122,5 +122,9 @@ corpora: Registry[Corpus] = Registry(
 baselines: Registry[Baseline] = Registry(
     "baseline",
     "fpld.baselines",
-    {name: f"fpld.engines.local.baselines:{name}" for name in ("alone", "pooled", "fedavg", "float32")},
+    {
+        **{name: f"fpld.engines.local.baselines:{name}" for name in ("alone", "pooled", "float32", "ensemble")},
+        "fedavg": "fpld.engines.local.averaging:FEDAVG",
+        "fedavg-1bit": "fpld.engines.local.averaging:FEDAVG_1BIT",
+    },
 )

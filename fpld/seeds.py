@@ -17,5 +17,5 @@ def derive_seed(seed: int, *labels: str | int) -> int:
 
 
 def derive_key(seed: int) -> bytes:
-    """Derive the run key of a simulated run; a real one draws it at random."""
+    """Derive the key of a run on one machine; a deployment draws one at random."""
     return hashlib.blake2b(str(seed).encode(), digest_size=32, person=b"fpld run key").digest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +28,7 @@ MAX_SLOTS = 2**16  # as many points as the dither's interval has
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Say what one node is to send in one round: all that encoder and decoder must agree on.
+    """State what one node is to send in one round: all that encoder and decoder must agree on.
 
     `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
     centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
@@ -65,15 +66,28 @@ class Plan:
         _check.real("bits", self.bits, least=0.0)
         if self.clip is not None:
             _check.real("clip", self.clip, above=0.0)
-        if self.prior is not None and not hasattr(self.prior, "block"):
+        if self.learnt is not None and (self.learnt.dtype != np.uint16 or self.learnt.ndim != 1):
+            raise InputError(f"learnt must be uint16 in one dimension, got {self.learnt.dtype} {self.learnt.shape}")
+        if self.prior is not None and not hasattr(self.prior, "digest"):
             raise InputError(f"prior must be a Prior, for an array ArrayPrior(array), got {type(self.prior).__name__}")
         _check.integer("slots", self.slots, least=1, most=MAX_SLOTS)
         _check.integer("slot", self.slot, most=self.slots - 1)
 
     @property
     def run_id(self) -> bytes:
-        """Name the run without giving its key away (16 bytes)."""
+        """Return a name of the run that does not reveal its key (16 bytes)."""
         return hashlib.blake2b(b"run id", key=self.run_key, digest_size=16, person=b"fpld v1").digest()
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of all that both ends must agree on, prior and tables too (32 bytes)."""
+        clip = -1.0 if self.clip is None else float(self.clip)
+        whole = struct.pack("<IIIIddII", *(self.round, self.node, *self.shape), self.bits, clip, self.slot, self.slots)
+        hashed = hashlib.blake2b(self.run_id + self.probe + whole, digest_size=32, person=b"fpld plan")
+        hashed.update(bytes(32) if self.prior is None else self.prior.digest)
+        if self.learnt is not None:
+            hashed.update(struct.pack("<I", self.learnt.size) + self.learnt.astype("<u2", copy=False).tobytes())
+        return hashed.digest()
 
     @property
     def budget_bytes(self) -> int:

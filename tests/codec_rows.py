@@ -70,6 +70,7 @@ OWN = [
     Row("predictive-strict", codecs.get("predictive-strict")),
     Row("predictive-strict-prior", codecs.get("predictive-strict"), prior=True),
     Row("samples", codecs.get("samples"), prior=True),
+    Row("samples-stratified", codecs.get("samples"), slots=5, prior=True),
 ]
 ROWS = [*OWN, *(Row(name, codec) for name, codec in peers(5).items())]
 

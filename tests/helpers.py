@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld import Plan
+from fpld.cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,3 +42,27 @@ def make_plan(**changes: Any) -> Plan:
         "clip": 3.0,
     }
     return Plan(**{**fields, **changes})
+
+
+def check_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command ends with code 2, a message that says why, and nothing on standard output."""
+    try:
+        code = main(arguments)
+    except SystemExit as stop:
+        code = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert message in captured.err
+    assert captured.out == ""
+
+
+def without_numba(module: str, function: str) -> list[str]:
+    """The words that a function returns in a process without numba: kernels are plain Python there."""
+    script = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from fpld import compiled; assert not compiled.available()\n"
+        f"from {module} import {function}\n"
+        f"print(' '.join({function}()))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    return run.stdout.split()

@@ -1,25 +1,28 @@
-"""Imports go downwards: the import graph of the package against the layers that docs/architecture.md states."""
+"""docs/architecture.md is true: layers and picture against the imports, a round against a run, files that exist."""
 
 from __future__ import annotations
 
 import ast
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pytest
 
+from fpld.cli import main
+from tests.federation.conftest import config_file
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
+
+__all__ = ["config_file"]
 
 ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 PACKAGE = "fpld"
 Kind = Literal["top", "call", "types"]  # at the top of a module, inside a function, for type checkers alone
-
-# Imports that go upwards and must not: to be emptied, never added to.
-KNOWN = {
-    ("report", "planner"),  # plan_charts.py and the plan's page in page.py: they belong to planner
-}
 
 
 class Import(NamedTuple):
@@ -87,8 +90,12 @@ def targets(node: ast.Import | ast.ImportFrom, package: str, known: dict[str, Pa
 
 def layers() -> list[str]:
     """Return the parts as the page lists them, lowest first."""
-    section = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## Layers")[2].partition("\n## ")[0]
-    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    return re.findall(r"^\| `(\w+)` \|", section("Layers"), re.MULTILINE)
+
+
+def section(title: str) -> str:
+    """Return what stands below a heading of the page."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def upward(found: list[Import], order: list[str]) -> dict[tuple[str, str], list[Import]]:
@@ -106,9 +113,74 @@ def test_every_part_is_listed_once() -> None:
 
 
 def test_imports_go_downwards() -> None:
-    wrong = upward(imports(ROOT), layers())
-    assert not {parts: wrong[parts] for parts in wrong.keys() - KNOWN}
-    assert not KNOWN - wrong.keys(), "these go upwards no more: take them out of KNOWN"
+    assert not upward(imports(ROOT), layers())
+
+
+def picture(root: Path, order: list[str]) -> list[str]:
+    """Return the arrows between packages that follow from no others, in the order of the layers."""
+    basics = set(order[: order.index("registry") + 1])
+    straight: dict[str, set[str]] = {}
+    for each in imports(root):
+        by, of = ("basics" if name in basics else name for name in each.parts)
+        if each.kind != "types" and by and of and by != of:
+            straight.setdefault(by, set()).add(of)
+    below: dict[str, set[str]] = {"basics": set()}
+    for name in order:  # lowest first
+        below.setdefault(name, set()).update(*(below[of] | {of} for of in straight.get(name, ())))
+    kept = {by: [of for of in ofs if not any(of in below[other] for other in ofs)] for by, ofs in straight.items()}
+    return [
+        f"    {by} --> {of}" for by in reversed(order) for of in sorted(kept.get(by, ()), key=["basics", *order].index)
+    ]
+
+
+def test_the_picture_is_that_of_the_imports() -> None:
+    drawn = re.findall(r"^ +\w+ --> \w+$", section("Packages and their imports"), re.MULTILINE)
+    expected = picture(ROOT, layers())
+    assert drawn == expected, "the picture must be\n" + "\n".join(expected)
+
+
+HOPS = re.findall(r"^ ?(\d+)  .*?  +(fpld/\S+\.py) +([\w.]+)$", section("A round as data"), re.MULTILINE)
+
+
+def test_a_round_has_at_most_twelve_hops_and_their_functions_exist() -> None:
+    assert 6 <= len(HOPS) <= 12
+    assert [int(number) for number, *_ in HOPS] == list(range(1, len(HOPS) + 1))
+    for _, file, name in HOPS:
+        body: list[ast.stmt] = ast.parse((ROOT / file).read_text("utf-8")).body
+        for part in name.split("."):
+            found = [node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == part]
+            assert len(found) == 1, f"{file} has no {name}"
+            body = found[0].body
+
+
+def test_a_run_goes_through_the_hops_in_their_order(config_file: Path, tmp_path: Path) -> None:
+    """When a real run of one round first calls each."""
+    wanted = {(str(ROOT / file), name): int(number) for number, file, name in HOPS}
+    met: list[int] = []
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            hop = wanted.get((frame.f_code.co_filename, frame.f_code.co_qualname))
+            if hop is not None and hop not in met and (met or hop == 1):  # preparing looks at budgets too
+                met.append(hop)
+
+    text = config_file.read_text().replace("rounds = 3", "rounds = 1")
+    config_file.write_text(f'{text}\n[codec]\nname = "predictive"\n\n[baselines]\nmethods = []\n')
+    threading.setprofile(note)  # the federation runs in a thread of its own
+    try:
+        assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
+    finally:
+        threading.setprofile(None)
+    assert met == list(range(1, len(HOPS) + 1))
+
+
+def test_the_files_to_change_exist() -> None:
+    rows = re.findall(r"^\| (?!change|---)(.*?) \| (.*) \|$", section("Where do I change X?"), re.MULTILINE)
+    assert len(rows) >= 10
+    for change, where in rows:
+        named = re.findall(r"`((?:fpld|tests|docs)/[^`]*)`", where)
+        assert named, change
+        assert all((ROOT / path).exists() for path in named), (change, named)
 
 
 def test_nothing_imports_the_front_door() -> None:

@@ -16,11 +16,16 @@ import pytest
 import fpld
 from benchmarks.peers import peers
 from fpld import bench
-from fpld.bench.scenes import gaussian, zipf
+from fpld.bench.scenes import gaussian, large, zipf
 from fpld.cli import main
+from fpld.codecs import encode
+from fpld.codecs.samples.codec import SAMPLES
+from fpld.numerics import softmax
 from fpld.storage.arrays import write_arrays
+from fpld.types import Plan
 
-COLUMNS = ["scene", "codec", "bits", "bits_sent", "kl", "mse", "encode_ratio", "decode_ratio", "above_limit"]
+COLUMNS = ["scene", "codec", "bits", "context_bits", "bits_sent", "kl", "mse", "noise", "slope", "slope_se"]
+COLUMNS += ["encode_ratio", "decode_ratio", "above_limit"]
 OWN = {"float32", "predictive", "predictive-strict", "uniform", "uniform-clip"}
 
 
@@ -48,10 +53,13 @@ def test_columns_budgets_and_files(capsys: pytest.CaptureFixture[str], tmp_path:
     rows = run_json(capsys, *arguments, "--peers", "benchmarks.peers")
     assert all(list(row) == COLUMNS for row in rows)
     assert {row["scene"] for row in rows} == {"tiny"}
-    assert {row["codec"] for row in rows} >= {*OWN, "eden", "top-k"}
+    assert {row["codec"] for row in rows} >= {*OWN, "samples", "eden", "top-k"}
+    assert all(row["context_bits"] == 40 * row["bits"] for row in rows)
     assert all(0 <= row["bits_sent"] <= row["bits"] for row in rows)
     assert all(row[name] > 0 for row in rows for name in ("encode_ratio", "decode_ratio"))
-    assert all(row["bits"] == 32 and row["kl"] < 1e-12 for row in rows if row["codec"] == "float32")
+    exact = [row for row in rows if row["codec"] == "float32"]
+    assert all(row["bits"] == 32 and row["kl"] < 1e-12 > row["noise"] for row in exact)
+    assert all(row["slope"] == pytest.approx(1) for row in exact)
     with (tmp_path / "out/bench-codecs.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [float(row["kl"]) for row in table if row["codec"] != "limit"] == [row["kl"] for row in rows]
@@ -134,8 +142,47 @@ def test_scenes_are_what_they_say() -> None:
     assert small.logits.shape == (4, 3, 500)
     assert np.allclose(doubled.logits, 2 * small.logits)
     assert (small.logits[0] == small.logits[3]).all()
-    assert set(bench.SYNTHETIC) == {"gaussian", "zipf", "zipf-peaked"}
+    assert set(bench.SYNTHETIC) == {"gaussian", "zipf", "zipf-peaked", "large"}
     assert set(bench.SCENES) == {*bench.SYNTHETIC, "students-1", "students-3"}
+
+
+def test_the_large_scene_is_as_far_from_its_prior_as_real_nodes() -> None:
+    scene = large(0)
+    assert scene.shape == (64, 49_152)
+    assert scene.prior is not None
+    p, prior = softmax(scene.logits[0]), softmax(scene.prior)
+    assert 0.5 * np.abs(p - prior).sum(axis=1).mean() == pytest.approx(0.36, abs=0.03)
+    assert 0.3 < (p * np.log(p / prior)).sum(axis=1).mean() < 0.5
+
+
+def labelled(codec: str, **changes: Any) -> dict[str, Any]:
+    scene = large(3, contexts=100, vocab=1000)
+    listed = [replace(item, **changes) for item in bench.contenders(scene) if item.name == codec]
+    return bench.measure(scene, listed, [0.03], 0, lambda: None)[0][0]
+
+
+def test_sampled_labels_are_unbiased_and_coding_with_a_dead_zone_is_not() -> None:
+    """30 bits per context. Beyond 4.5 standard errors: a false alarm in 150,000."""
+    sampled, predicted = labelled("samples"), labelled("predictive")
+    assert abs(sampled["slope"] - 1) < 4.5 * sampled["slope_se"] < 0.1
+    assert predicted["slope"] < 1 - 4.5 * predicted["slope_se"]
+
+
+def test_the_noise_of_the_mean_target_is_what_the_labels_report() -> None:
+    """Independent draws: the sum over nodes of the noise in their heads, over K^2.
+
+    Of 100 contexts the sum of squares scatters by 4 %, as repeated draws show: a false alarm is beyond five of that.
+    """
+    scene = large(3, contexts=100, vocab=1000)
+    (item,) = (item for item in bench.contenders(scene) if item.name == "samples")
+    plan = {"run_key": bytes(16), "round": 1, "probe": bytes(32), "contexts": 100, "vocab": 1000, "bits": 30.0}
+    noise = 0.0
+    for node, logits in enumerate(scene.logits):
+        own = Plan(**plan, node=node, **item.fields)
+        noise += sum(part.noise for part in SAMPLES.reader(encode(SAMPLES, logits, own), own).sparse()) / 100
+    independent, stratified = labelled("samples", stratified=False), labelled("samples")
+    assert independent["noise"] == pytest.approx(noise / scene.nodes**2, rel=0.2)
+    assert stratified["noise"] < 0.9 * independent["noise"]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +248,7 @@ def test_bad_files_are_one_clear_line(
         (["--scene", "moon"], "gaussian"),
         (["--bits", "0"], "--bits must be greater than 0"),
         (["--bits", "nan"], "--bits must be finite"),
+        (["--context-bits", "-3"], "--context-bits must be greater than 0"),
         (["--bits", "two"], "numbers with commas"),
         (["--scene", "gaussian", "--bits", "0.001"], "no codec meets a budget of 0.001"),
         (["--seed", "-1"], "--seed"),
@@ -229,12 +277,17 @@ def test_speed_gives_a_ratio_for_every_operation(capsys: pytest.CaptureFixture[s
     command = ["bench", "speed", "--json", "--contexts", "4", "--vocab", "500", "--nodes", "3", "--repeat", "1"]
     assert main([*command, "--bits", "0.5,2,32", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
-    assert list(rows[0]) == ["codec", "bits", "operation", "ratio", "nanoseconds"]
+    assert list(rows[0]) == ["codec", "bits", "context_bits", "operation", "ratio", "nanoseconds"]
+    assert all(row["context_bits"] == 500 * row["bits"] for row in rows)
     found = {(row["codec"], row["bits"], row["operation"]) for row in rows}
     assert {("uniform", 2.0, name) for name in ("encode", "decode + add", "round")} <= found
     assert {("predictive", 0.5, "round"), ("float32", 32.0, "round"), ("uniform (numpy)", 2.0, "encode")} <= found
     assert ("uniform", 0.5, "encode") not in found  # below its least budget
     assert all(row["ratio"] > 0 for row in rows)
     assert (tmp_path / "bench-speed.csv").exists()
+    assert main([*command, "--context-bits", "100", "--codec", "samples", "uniform", "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    found = {(row["codec"], row["context_bits"], row["operation"]) for row in rows}
+    assert found == {("samples", 100.0, name) for name in ("encode", "decode + add", "round")}
     assert main(["bench", "speed", "--codec", "unknown"]) == 2
     assert "--codec must be of" in capsys.readouterr().err

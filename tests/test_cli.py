@@ -17,6 +17,7 @@ import pytest
 from fpld.cli import COMMANDS, main, parser
 from fpld.cli.output import Output
 from fpld.data.fetch import ARCHIVES, Archive
+from tests.helpers import check_refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,14 +144,7 @@ def test_reproduce_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 def test_bad_input_is_one_clear_line_and_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        code = main(arguments)
-    except SystemExit as stop:
-        code = int(str(stop.code))
-    captured = capsys.readouterr()
-    assert code == 2
-    assert message in captured.err
-    assert captured.out == ""
+    check_refused(arguments, message, capsys)
 
 
 def arguments_of(found: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:

@@ -47,7 +47,7 @@ def test_presets_are_sound(name: str) -> None:
 
 def test_the_demonstration_is_a_preset_with_two_thin_uplinks() -> None:
     demo, _ = config.load("demo")
-    bits = sorted(node.bits or 0 for node in demo.nodes)
+    bits = sorted(node.context_bits or 0 for node in demo.nodes)
     assert bits[1] <= bits[2] / 2
 
 
@@ -90,7 +90,11 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
             'corpus = "soto"',
             "data.corpus: corpus must be one of enwik8, pubmed, sotu, wikipedia",
         ),
-        ('["alone", "float32"]', '["alone", "zero"]', "baselines.methods[1]: baseline must be one of alone, fedavg,"),
+        (
+            '["alone", "float32"]',
+            '["alone", "zero"]',
+            "baselines.methods[1]: baseline must be one of alone, ensemble, fedavg, fedavg-1bit,",
+        ),
         (
             'kind = "ngram"',
             'kind = "oracle"',

@@ -9,16 +9,21 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from fpld import encode
 from fpld.codecs import make_prior
+from fpld.codecs.samples.reader import SamplesReader
 from fpld.protocol import wire
 from fpld.registry import codecs
+from tests import wire_samples
 from tests.helpers import make_plan
+
+if TYPE_CHECKING:
+    from fpld import Plan
 
 PAGE = (Path(__file__).parent.parent / "docs/wire.md").read_text()
 
@@ -28,9 +33,15 @@ VERSIONS = {
     (2, "float32"): "cef933ea1c61fcd253e19fa788e41b54e80b11c6233fa85ceb291ed6cda9c000",
     (2, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
     (2, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
+    (3, "uniform"): "2fa517f82a065bdebaa87292c7b503f9397a64323085146d1442c2574d043a40",
+    (3, "float32"): "cef933ea1c61fcd253e19fa788e41b54e80b11c6233fa85ceb291ed6cda9c000",
+    (3, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
+    (3, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
+    (3, "samples"): "2e565266c205a819fb9299b31053a9fd53bf0bcd698218afe11c6e751e80fbbb",
 }
 
 # Codec, contexts, vocabulary, bits per context, other fields of the plan, and the payload (a long one: its SHA-256).
+# The prior is of that multiple of the logits: 0 for equal probabilities, below it for one that is far off.
 GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
     "uniform, clip": ("uniform", 2, 10, 25.0, {"clip": 3.0}, "1b00584db3f9"),
     "uniform, ranges": ("uniform", 2, 10, 58.0, {}, "51beb03d513eb03daa02dba200d5"),
@@ -41,7 +52,7 @@ GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
         4,
         8,
         60.0,
-        {"prior": True},
+        {"prior": 0.0},
         "010c1048d17505c4ca5de96c4c2604f6286e1603352bf8ed4d9d3b821dbf",
     ),
     "predictive, prior, large": (
@@ -49,7 +60,7 @@ GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
         300,
         8,
         60.0,
-        {"prior": True},
+        {"prior": 0.0},
         "d060deee069083112baa712738d9da2b1cd8404b131276cc5314b71b8ede4460",
     ),
     "predictive": ("predictive", 4, 8, 60.0, {}, "002012781274219c0a610a0391b7f54a1df41620a688dab2dbce7a54d0e7"),
@@ -66,7 +77,7 @@ GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
         4,
         8,
         60.0,
-        {"prior": True},
+        {"prior": 0.0},
         "01b001920dfb2f9451ac05a52fd80689aa019b77a23900a92ad4edd42aed",
     ),
     "predictive-strict": (
@@ -77,20 +88,55 @@ GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
         {},
         "00c20db3b1b393e6b3be01e734d6b627bc0004458da478b80a7d0dfc17cb",
     ),
+    "samples": ("samples", 4, 8, 60.0, {"prior": 0.0}, "38112b9ad33807c038f9ba5ad50d59e85a6381049667e94c628484c5df51"),
+    "samples, escapes": (
+        "samples",
+        2,
+        40,
+        120.0,
+        {"prior": -2.0},
+        "f7131ab9c83c0804927234424f574ab813cfd319bc8bcaf71664d7dfa0",
+    ),
+    "samples, stratified": (
+        "samples",
+        4,
+        8,
+        60.0,
+        {"prior": 0.0, "slot": 2, "slots": 5},
+        "2d1144b2d13807c038dd8dc4b1e5376fb950f6e4b7f180b0e2fe93d483c9",
+    ),
 }
 
 
-def payload(name: str) -> bytes:
-    codec, contexts, vocab, bits, fields, _ = GOLDEN[name]
-    prior = make_prior(np.zeros((contexts, vocab))) if "prior" in fields else None
+def scene(name: str) -> tuple[np.ndarray, Plan]:
+    _, contexts, vocab, bits, fields, _ = GOLDEN[name]
+    logits = np.linspace(-3, 3, contexts * vocab).reshape(contexts, vocab)
+    prior = make_prior(fields["prior"] * logits) if "prior" in fields else None
     plan = make_plan(**{"clip": None, **fields, "contexts": contexts, "vocab": vocab, "bits": bits, "prior": prior})
-    return encode(codecs.get(codec), np.linspace(-3, 3, contexts * vocab).reshape(contexts, vocab), plan)
+    return logits, plan
+
+
+def payload(name: str) -> bytes:
+    return encode(codecs.get(GOLDEN[name][0]), *scene(name))
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_payload(name: str) -> None:
     found, golden = payload(name), GOLDEN[name][-1]
     assert (found.hex() if len(found) < 100 else hashlib.sha256(found).hexdigest()) == golden
+
+
+@pytest.mark.parametrize("name", [name for name, row in GOLDEN.items() if row[0] == "samples"])
+def test_sampled_labels_are_what_the_docs_say(name: str) -> None:
+    """Against a decoder that has nothing but docs/wire.md; one row has escapes."""
+    data, (_, plan) = payload(name), scene(name)
+    (sparse,) = SamplesReader(data, plan).sparse()
+    found = np.zeros(plan.shape)
+    found[np.repeat(np.arange(plan.contexts), np.diff(sparse.starts)), sparse.tokens] = sparse.changes
+    symbols = wire_samples.symbols(data, plan)
+    step = 2.0 ** ((int.from_bytes(data[:2], "little") - 6144) / 256)
+    assert np.count_nonzero(symbols) > plan.contexts
+    assert np.allclose(found, step * symbols, rtol=1e-6)
 
 
 def test_every_codec_has_golden_bytes() -> None:

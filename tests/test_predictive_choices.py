@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +16,7 @@ from fpld.codecs.predictive.adding import add_up
 from fpld.codecs.predictive.head import DITHER, PRIOR
 from fpld.codecs.predictive.strict import slices
 from fpld.paper import theory
-from tests.helpers import make_plan
+from tests.helpers import make_plan, without_numba
 from tests.test_predictive import CODEC, NODES, M, V, combined_kl, scene
 
 STRICT = PredictiveCodec(code=4, strict=True)
@@ -158,14 +156,7 @@ def test_random_and_adversarial_blocks(count: int) -> None:
 
 def test_without_numba_the_bytes_are_the_same() -> None:
     """The kernels as plain Python: what a site without numba sends."""
-    script = (
-        "import sys; sys.modules['numba'] = None\n"
-        "from fpld import compiled; assert not compiled.available()\n"
-        "from tests.test_predictive_choices import small\n"
-        "print(' '.join(small()))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.split() == small()
+    assert without_numba("tests.test_predictive_choices", "small") == small()
 
 
 def small() -> list[str]:

@@ -6,6 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from fpld import config as configuration
@@ -49,20 +50,34 @@ def test_the_presets_of_the_documentation_are_there() -> None:
 
 
 def test_the_demonstration_may_send_less_than_a_twentieth_of_fedavgs_weights() -> None:
+    """FedAvg in three rounds or more; in one round it sends a third of that."""
     config, _ = configuration.load("demo")
-    vocab = config.tokenizer.vocab
-    logits = sum(node.bits or math.inf for node in config.nodes) * config.probe.contexts * vocab / 8
-    weights = 4 * make_student(config.student, vocab, seed=0).config.parameters * len(config.nodes)
-    assert logits + len(config.nodes) * OVERHEAD < 0.05 * weights  # bytes of a round; both grow alike with rounds
+    labels = sum(node.context_bits or math.inf for node in config.nodes) * config.probe.contexts / 8
+    parameters = make_student(config.student, config.tokenizer.vocab, seed=0).config.parameters
+    assert labels + len(config.nodes) * OVERHEAD < 0.05 * 3 * 4 * parameters * len(config.nodes)
+
+
+def comparable(name: str, *others: str) -> dict[str, Any]:
+    """A preset without what two presets of one demonstration differ in."""
+    config = configuration.load(name)[0].model_dump()
+    del config["run"]["out"]
+    for other in others:
+        section, _, key = other.partition(".")
+        del config[section][key]
+    return config
 
 
 def test_uniform_is_the_demonstration_with_another_channel() -> None:
-    demo, uniform = (configuration.load(name)[0].model_dump() for name in ("demo", "uniform"))
-    for config in (demo, uniform):
-        del config["codec"], config["run"]["out"]
+    presets = [comparable(name, "codec.name", "probe.contexts") for name in ("demo", "uniform")]
+    for config in presets:
         for node in config["nodes"]:
-            del node["bits"]
-    assert demo == uniform
+            del node["bits"], node["context_bits"]
+    assert presets[0] == presets[1]
+
+
+def test_rivals_is_the_demonstration_beside_more_of_fedavg() -> None:
+    presets = [comparable(name, "baselines.rounds", "baselines.fedavg_rate") for name in ("demo", "rivals")]
+    assert presets[0] == presets[1]
 
 
 def test_hospitals_have_metropolitan_and_satellite_uplinks() -> None:
@@ -89,7 +104,10 @@ def shrink(config: Config, folder: Path) -> Config:
     sections: dict[str, Any] = {
         name: getattr(config, name).model_copy(update={"steps": count}) for name, count in steps.items()
     }
-    sections["run"] = config.run.model_copy(update={"rounds": 2})
+    rounds = config.run.rounds
+    sections["run"] = config.run.model_copy(update={"rounds": min(rounds, 2)})
+    if config.baselines.rounds is not None:
+        sections["baselines"] = config.baselines.model_copy(update={"rounds": [1, 3]})
     sections["data"] = config.data.model_copy(
         update={"corpus": None, "path": str(texts(folder, [*labels, config.probe.source])), "heldout_tokens": 256}
     )
@@ -112,20 +130,21 @@ def small(student: StudentChoice | None) -> StudentChoice | None:
 
 
 def _scaled(uplink: float | None) -> float | None:
-    """Keep bits per coordinate as they are in the preset, with 64 contexts of 272 tokens for 16384 of 1024."""
-    return None if uplink is None else uplink * 64 * 272 / (16384 * 1024)
+    """Keep bits per context as they are in the preset, with 64 contexts for 92160."""
+    return None if uplink is None else uplink * 64 / 92160
 
 
-@pytest.mark.parametrize("name", ["adaptive", "refinement", "hospitals", "heterogeneous-models"])
+@pytest.mark.parametrize("name", ["adaptive", "refinement", "demo", "hospitals", "wikipedia", "heterogeneous-models"])
 def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
     config, text = configuration.load(name)
     ready = shrink(config, tmp_path / "texts")
     rows = run(ready, text, tmp_path / "run", resume=False)
     loss = {row["method"]: row["heldout_loss"] for row in rows}
-    assert {"base", "float32 logits", "fpld"} <= loss.keys()
+    rivals = {"float32 logits"} if config.run.rounds > 1 else {"fedavg, 3 rounds", "fedavg-1bit, 1 round", "ensemble"}
+    assert {"base", "fpld", *rivals} <= loss.keys()
     assert all(0 < value < 10 for value in loss.values())
     trace = [json.loads(line) for line in (tmp_path / "run" / "trace.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in trace] == [1, 2]
+    assert len(trace) == min(config.run.rounds, 2)
     assert all(not line["refused"] for line in trace)
     if config.budget.total is not None:
         assert all(sum(line["bits_allotted"]) == pytest.approx(config.budget.total) for line in trace)
@@ -133,5 +152,6 @@ def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
         assert trace[0]["bits_allotted"] == pytest.approx([5.0] * 4)
         assert trace[1]["bits_allotted"] == pytest.approx([4.0, 4.0, 6.0, 6.0], abs=0.1)
     if name == "hospitals":  # the satellite links bind, the metropolitan ones share the rest
-        bits = trace[0]["bits_allotted"]
-        assert bits[0] == bits[1] > 0.2 > bits[2] > bits[3] == bits[4]
+        bits = np.array(trace[0]["bits_allotted"]) * 272
+        assert bits.sum() == pytest.approx(272.0)
+        assert bits[0] == bits[1] > 60 > bits[2] > bits[3] == bits[4]

@@ -6,8 +6,6 @@ What all codecs owe is in test_codecs.py; here is what is this one's own.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from fpld.codecs.samples.model import PLACES
 from fpld.codecs.samples.reading import Symbols
 from fpld.codecs.samples.writing import write
 from fpld.numerics import softmax
-from tests.helpers import ADVERSARIAL, make_plan
+from tests.helpers import ADVERSARIAL, make_plan, without_numba
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -187,7 +185,7 @@ def test_the_sieve_leaves_out_no_candidate_and_is_the_same_in_numpy(change: bool
             for sift in (sieving.sift, sieving.sift_reference):
                 scratch = sieving.Scratch.make(6001)
                 end = min(lane + sieving.LANES, 6001)
-                count = sift(key, flat, d, 0, lane, end, 1 / tau, *bounds[:4], *scratch)
+                count = sift(key, flat, d, 0, lane, end, 1 / tau, bounds, scratch)
                 found.append(scratch.places[:count].copy())
                 assert np.array_equal(scratch.halves[lane:end], upper[lane:end])
             assert np.array_equal(found[0], found[1])
@@ -473,14 +471,7 @@ def test_nothing_sent_is_the_prior() -> None:
 
 def test_without_numba_the_bytes_are_the_same() -> None:
     """The kernels as plain Python: what a site without numba sends."""
-    script = (
-        "import sys; sys.modules['numba'] = None\n"
-        "from fpld import compiled; assert not compiled.available()\n"
-        "from tests.test_samples import small\n"
-        "print(' '.join(small()))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.split() == small()
+    assert without_numba("tests.test_samples", "small") == small()
 
 
 def small() -> list[str]:

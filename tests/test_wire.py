@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpld import BudgetError, FrameError, UniformCodec, encode, seal, unseal
+from fpld.codecs import ArrayPrior, make_prior
+from fpld.codecs.predictive.codec import PREDICTIVE
+from fpld.codecs.prior import in_eighths
 from fpld.protocol.wire import HEADER, OVERHEAD
 from tests.helpers import make_plan
 
@@ -23,18 +26,20 @@ FRAME = seal(PAYLOAD, PLAN, codec=1)
 
 def test_payload_comes_back_and_overhead_is_fixed() -> None:
     assert bytes(unseal(FRAME, PLAN, codec=1)) == PAYLOAD
-    assert len(FRAME) == len(PAYLOAD) + OVERHEAD == len(PAYLOAD) + 104
+    assert len(FRAME) == len(PAYLOAD) + OVERHEAD == len(PAYLOAD) + 136
 
 
 def test_golden_frame() -> None:
     """The header byte by byte: a change here is a new version of the wire."""
     header = (
-        b"FPLD" + bytes.fromhex("0200 0100") + PLAN.run_id + bytes.fromhex("03000000 01000000") + bytes(range(32))
-        + bytes.fromhex("06000000 32000000") + struct.pack("<d", 3.0) + struct.pack("<Q", len(PAYLOAD))
+        b"FPLD" + bytes.fromhex("0300 0100") + PLAN.run_id + bytes.fromhex("03000000 01000000") + bytes(range(32))
+        + bytes.fromhex("06000000 32000000") + struct.pack("<d", 3.0) + PLAN.digest
+        + struct.pack("<Q", len(PAYLOAD))
     )  # fmt: skip
     assert FRAME[: HEADER.size] == header
+    assert PLAN.digest.hex() == "66255645e16319b6184bf579f30a80f56ed9e5e013fe5b3026bddc8a8bb96276"
     assert PLAN.run_id.hex() == "60292a589e1ff4e1bb2d205a8857b4b4"
-    assert FRAME[-16:].hex() == "bb7fde3e02b2aeeab2fd5358e0411924"
+    assert FRAME[-16:].hex() == "9967d38f69b3195fe1923e87c7a254fb"
 
 
 def test_cut_at_every_offset() -> None:
@@ -75,6 +80,11 @@ def test_trailing_bytes(data: bytes) -> None:
         ("vocab", {"vocab": 51}),
         ("clip", {"clip": 2.0}),
         ("clip", {"clip": None}),
+        ("plan digest", {}),  # the budget, which is 200 bits
+        ("plan digest", {"slots": 2}),
+        ("plan digest", {"slot": 1, "slots": 2}),
+        ("plan digest", {"prior": make_prior(np.zeros((6, 50)))}),
+        ("plan digest", {"learnt": np.ones(49 * 256, np.uint16)}),
     ],
 )
 def test_a_frame_of_another_plan_is_refused_and_named(field: str, change: dict[str, Any]) -> None:
@@ -82,11 +92,33 @@ def test_a_frame_of_another_plan_is_refused_and_named(field: str, change: dict[s
         unseal(FRAME, make_plan(bits=200.0, **change), codec=1)
 
 
+def test_a_prior_or_tables_that_differ_in_one_integer_are_refused() -> None:
+    """The whole plan is bound to the frame: nothing is decoded with another prior, table or budget."""
+    prior = in_eighths(np.random.default_rng(0).normal(0, 2, (6, 50)))
+    learnt = np.full(49 * 256, 7, np.uint16)
+    plan = make_plan(clip=None, prior=ArrayPrior(prior), learnt=learnt)
+    frame = seal(encode(PREDICTIVE, np.zeros((6, 50)), plan), plan, PREDICTIVE.code)
+    assert unseal(frame, plan, PREDICTIVE.code).nbytes > 0
+    for place in range(0, prior.size, 3):
+        other = prior.copy()
+        other.flat[place] += 1 if other.flat[place] < 0 else -1
+        with pytest.raises(FrameError, match="plan digest must be"):
+            unseal(frame, make_plan(clip=None, prior=ArrayPrior(other), learnt=learnt), PREDICTIVE.code)
+    for place in range(0, learnt.size, 99):
+        table = learnt.copy()
+        table.flat[place] += 1
+        with pytest.raises(FrameError, match="the ends differ in the budget, the slots, the prior or the tables"):
+            unseal(frame, make_plan(clip=None, prior=ArrayPrior(prior), learnt=table), PREDICTIVE.code)
+    nearly = make_plan(clip=None, prior=ArrayPrior(prior), learnt=learnt, bits=float(np.nextafter(118.5, 200)))
+    with pytest.raises(FrameError, match="plan digest must be"):
+        unseal(frame, nearly, PREDICTIVE.code)
+
+
 def test_other_codec_version_and_key_are_named() -> None:
     with pytest.raises(FrameError, match="codec must be 2, got 1"):
         unseal(FRAME, PLAN, codec=2)
-    with pytest.raises(FrameError, match="this build reads version 2"):
-        unseal(FRAME[:4] + b"\x03\x00" + FRAME[6:], PLAN, codec=1)
+    with pytest.raises(FrameError, match="this build reads version 3"):
+        unseal(FRAME[:4] + b"\x02\x00" + FRAME[6:], PLAN, codec=1)
     with pytest.raises(FrameError, match="another key"):
         unseal(FRAME, PLAN, codec=1, key=b"secret")
     sealed = seal(PAYLOAD, PLAN, codec=1, key=b"secret")
@@ -111,7 +143,7 @@ def test_over_budget_is_refused_at_both_ends() -> None:
 
 def test_a_claim_of_huge_sizes_moves_no_memory() -> None:
     fields = list(HEADER.unpack_from(FRAME))
-    fields[7], fields[8], fields[10] = 2**32 - 1, 2**24, 2**63
+    fields[7], fields[8], fields[11] = 2**32 - 1, 2**24, 2**63
     hostile = HEADER.pack(*fields) + FRAME[HEADER.size :]
     tracemalloc.start()
     with pytest.raises(FrameError, match="contexts"):

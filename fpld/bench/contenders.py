@@ -57,7 +57,10 @@ def contenders(scene: Scene, peers: Peers = no_peers) -> list[Contender]:
 
 
 def _own(name: str, codec: Codec, scene: Scene) -> Contender:
-    """Return a codec with what a run would give it: a prior if the scene has one, otherwise a slot of the dither."""
-    if codec.traits.prior and scene.prior is not None:
-        return Contender(name, codec, {"prior": make_prior(scene.prior)})
-    return Contender(name, codec, stratified=codec.traits.dither)
+    """Return a codec with what a run would give it: a prior if the scene has one; if not, a slot of the dither.
+
+    Sampled labels have both.
+    """
+    traits = codec.traits
+    prior = {"prior": make_prior(scene.prior)} if traits.prior and scene.prior is not None else {}
+    return Contender(name, codec, prior, stratified=traits.dither and (not prior or traits.sparse))

@@ -22,6 +22,7 @@ Floats32 = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 NODES = 4
 SAMPLES = 30_000  # n of the paper: a node's logits scatter around P* by N(0, 1/n)
 ZIPF = 1.1
+PEAKED, MOVED, OWN = 1.3, 0.85, 0.65  # of `large`: logits' scale; nats that all nodes moved, and each for itself
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -67,6 +68,20 @@ def zipf_peaked(seed: int) -> Scene:
     return zipf(seed, factor=2.0, name="zipf-peaked")
 
 
+def large(seed: int, *, contexts: int = 64, vocab: int = 49_152) -> Scene:
+    """Draw a language model with a large vocabulary as the prior, and nodes that were trained on from it.
+
+    In total variation a node is about 0.36 from the prior, and KL(node || prior) is about 0.45 nats, as with the
+    demonstration's nodes; part of the way they went together.
+    """
+    rng = np.random.default_rng(derive_seed(seed, "bench", "large"))
+    ranks = rng.permuted(np.tile(np.arange(1, vocab + 1), (contexts, 1)), axis=1)
+    prior = PEAKED * (rng.standard_normal((contexts, vocab), np.float32) - ZIPF * np.log(ranks, dtype=np.float32))
+    moved = prior + MOVED * rng.standard_normal((contexts, vocab), np.float32)
+    logits = moved + OWN * rng.standard_normal((NODES, contexts, vocab), np.float32)
+    return Scene("large", logits.astype(np.float32), prior.astype(np.float32))
+
+
 def students(seed: int, *, round: int) -> Scene:
     """Return the logits of real students in a round of a federation; trains them when it is first asked for."""
     from fpld.bench.students import students as trained  # brings PyTorch along
@@ -74,7 +89,12 @@ def students(seed: int, *, round: int) -> Scene:
     return trained(seed, round)
 
 
-SYNTHETIC: dict[str, Callable[[int], Scene]] = {"gaussian": gaussian, "zipf": zipf, "zipf-peaked": zipf_peaked}
+SYNTHETIC: dict[str, Callable[[int], Scene]] = {
+    "gaussian": gaussian,
+    "zipf": zipf,
+    "zipf-peaked": zipf_peaked,
+    "large": large,
+}
 SCENES: dict[str, Callable[[int], Scene]] = {
     **SYNTHETIC,
     "students-1": partial(students, round=1),

@@ -20,10 +20,14 @@ from fpld.bench.contenders import Contender, no_peers
 from fpld.bench.scenes import ZIPF
 from fpld.codecs import ArrayPrior, PredictiveCodec, UniformCodec, encode
 from fpld.codecs.prior import in_eighths
+from fpld.codecs.samples.codec import SAMPLES
 from fpld.errors import InputError
 from fpld.protocol import Aggregator, Budget, Settings
+from fpld.protocol.replies import Replies
+from fpld.protocol.ways import WAYS
 from fpld.protocol.wire import seal
 from fpld.registry import codecs
+from fpld.rules import MIXTURE
 from fpld.seeds import derive_key, derive_seed
 from fpld.types import Plan
 
@@ -35,11 +39,12 @@ if TYPE_CHECKING:
     from fpld.bench.contenders import Peers
     from fpld.codecs import Codec
     from fpld.codecs.prior import Eighths
+    from fpld.protocol.replies import Sample
 
     Floats32 = npt.NDArray[np.float32]
 
 Row = dict[str, Any]
-COLUMNS = ("codec", "bits", "operation", "ratio", "nanoseconds")
+COLUMNS = ("codec", "bits", "context_bits", "operation", "ratio", "nanoseconds")
 CLIP = 8.0
 APART = 0.5  # nats
 _ENOUGH = 2.0  # seconds: a codec that would take longer for one node is timed on fewer contexts
@@ -68,7 +73,7 @@ def contenders(nodes: int, peers: Peers = no_peers) -> list[Contender]:
 def measure(
     listed: Sequence[Contender], budgets: Sequence[float], sizes: Sizes, seed: int, tick: Callable[[], None]
 ) -> list[Row]:
-    """Time every codec at every budget (bits per coordinate) that it can meet.
+    """Time every codec at every budget (bits per coordinate) that it can meet; `context_bits` are those of a context.
 
     `ratio` is coordinates per second over those of `acc += x`; `nanoseconds` is the time for a coordinate of a node.
     """
@@ -79,8 +84,6 @@ def measure(
             with suppress(InputError):  # a budget that the codec does not meet
                 rows += _time(item, bits, logits, prior, sizes, seed)
             tick()
-    if not rows:
-        raise InputError(f"--bits: no codec meets a budget of {', '.join(f'{bits:g}' for bits in budgets)}")
     return rows
 
 
@@ -101,7 +104,7 @@ def _time(item: Contender, bits: float, logits: Floats32, prior: Eighths, sizes:
     contexts = min(len(logits), max(len(some), int(_ENOUGH / seconds * len(some))))
     part = logits[:contexts]
     plans = _plans(item, bits, prior[:contexts], sizes, seed)
-    payloads = [encode(item.codec, part, plan) for plan in plans[:1]] * len(plans)
+    payloads = _payloads(item.codec, part, plans)
     frames = [seal(payload, plan, item.codec.code) for payload, plan in zip(payloads, plans, strict=True)]
     work: dict[str, tuple[Callable[[], object], int]] = {
         "encode": (lambda: encode(item.codec, part, plans[0]), 1),
@@ -121,22 +124,29 @@ def _time(item: Contender, bits: float, logits: Floats32, prior: Eighths, sizes:
     base = median(times["add"])
     values = {name: median(times[name]) / count for name, (_, count) in work.items()}
     return [
-        dict(zip(COLUMNS, (item.name, bits, name, base / value, 1e9 * value), strict=True))
+        dict(zip(COLUMNS, (item.name, bits, bits * sizes.vocab, name, base / value, 1e9 * value), strict=True))
         for name, value in values.items()
     ]
 
 
+def _payloads(codec: Codec, logits: Floats32, plans: list[Plan]) -> list[bytes]:
+    """Return a payload for each node; one serves all, but where a node's draws decide what can be sent."""
+    own = plans if codec.traits.sparse else plans[:1]
+    return [encode(codec, logits, plan) for plan in own] * (len(plans) // len(own))
+
+
 def _plans(item: Contender, bits: float, prior: Eighths, sizes: Sizes, seed: int) -> list[Plan]:
     common: dict[str, Any] = {"run_key": derive_key(seed), "round": 1, "probe": bytes(32)}
-    predicts, shared = item.codec.traits.prior, ArrayPrior(prior)
+    traits, shared = item.codec.traits, ArrayPrior(prior)
+    # As in a run: against a prior dither is stratified where nodes agree, which they do not here, or labels are sparse.
+    stratified = traits.sparse or not traits.prior
     return [
         Plan(
             **common,
             node=node,
-            # Dither is stratified where nodes agree; a codec that predicts is told so, and here they do not.
-            slot=0 if predicts else node,
-            slots=1 if predicts else sizes.nodes,
-            prior=shared if predicts else None,
+            slot=node if stratified else 0,
+            slots=sizes.nodes if stratified else 1,
+            prior=shared if traits.prior else None,
             contexts=len(prior),
             vocab=sizes.vocab,
             bits=bits * sizes.vocab,
@@ -155,6 +165,8 @@ def _adder(codec: Codec, payloads: list[bytes], plans: list[Plan], like: Floats3
         return lambda: fast.add(payloads, plans, range(len(like)), total)
     if codec == PredictiveCodec():
         return partial(_add_predictive, payloads, plans, total)
+    if codec == SAMPLES:
+        return partial(_add_sparse, payloads, plans)
     return partial(_add_decoded, codec, payloads, plans, total)
 
 
@@ -163,6 +175,22 @@ def _add_predictive(payloads: list[bytes], plans: list[Plan], total: Floats32) -
 
     for part in add_up(payloads, plans, np.empty(0, np.int64), mixture=False, threads=1):
         total[part.rows.start : part.rows.stop] += part.total
+
+
+def _add_sparse(payloads: list[bytes], plans: list[Plan]) -> None:
+    finish, parts = WAYS[SAMPLES, MIXTURE].run(Replies(SAMPLES, MIXTURE, payloads, plans), _Nobody(), 1)
+    for _ in parts:
+        pass
+    finish()
+
+
+class _Nobody:
+    """An observer that wants to see nothing."""
+
+    samples = squares = False
+
+    def look(self, sample: Sample) -> None:
+        """Take no notice."""
 
 
 def _add_decoded(codec: Codec, payloads: list[bytes], plans: list[Plan], total: Floats32) -> None:
@@ -187,6 +215,7 @@ def _round(name: str, plans: list[Plan], frames: list[bytes]) -> object:
         budget=Budget(caps=caps, floors=caps, vocab=first.vocab),
         clips=[plan.clip for plan in plans],
         codec=name,
+        rule="mixture" if codecs.get(name).traits.sparse else "mean",
         threads=1,
     )
     aggregator = Aggregator(settings)

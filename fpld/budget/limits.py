@@ -69,13 +69,20 @@ def senders(nodes: Sequence[NodeSection], vocab: int) -> tuple[Sender, ...]:
         Sender(
             node.name,
             node.uplink,
-            math.inf if node.bits is None else node.bits * vocab,
+            _cap(node, vocab),
             node.weight,
             node.clip,
             ranged=node.clip is None,
         )
         for node in nodes
     )
+
+
+def _cap(node: NodeSection, vocab: int) -> float:
+    """Return the cap of a node in bits per probe context."""
+    if node.bits is not None:
+        return node.bits * vocab
+    return math.inf if node.context_bits is None else node.context_bits
 
 
 class Limits(NamedTuple):

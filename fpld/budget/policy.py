@@ -69,7 +69,7 @@ class Budget:
 
     @property
     def sharing(self) -> str:
-        """Say how bits are shared out, for people."""
+        """Describe how bits are shared out, for people."""
         wants = estimators.get(self.estimator).wants
         if self.total is None:
             return "every node sends at its limit"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fpld import _check
 from fpld.bench import SCENES, SYNTHETIC, contenders, draw, measure, no_peers, read_peers, read_scene, speed
@@ -38,6 +38,7 @@ fewer contexts. Writes bench-speed.csv. Examples:
 """
 NAME = "bench-codecs"
 BITS = {"codecs": [0.1, 1.0, 1.25, 2.0, 4.0], "speed": [0.1, 1.0, 1.5, 2.0, 2.37, 3.0, 4.0, 5.5, 8.0, 32.0]}
+CONTEXT_BITS = {"codecs": [10.0, 30.0, 100.0], "speed": [30.0]}  # what a sampled label takes, whatever the vocabulary
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +54,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"of {', '.join(SCENES)} (default: the synthetic ones, or FILE)",
     )
-    parser.add_argument(
-        "--bits",
-        type=numbers,
-        metavar="B,B,...",
-        help="bits per coordinate; default "
-        + "; ".join(f"for {what}: {','.join(f'{bits:g}' for bits in listed)}" for what, listed in BITS.items()),
-    )
+    for name, unit, listed in (("bits", "coordinate", BITS), ("context-bits", "context", CONTEXT_BITS)):
+        usual = "; ".join(f"for {what}: {','.join(f'{bits:g}' for bits in some)}" for what, some in listed.items())
+        text = f"bits per {unit}; default, if no budgets are given, {usual}"
+        parser.add_argument(f"--{name}", type=numbers, metavar="B,B,...", help=text)
     parser.add_argument("--codec", nargs="+", metavar="NAME", help="speed: codecs to measure (default: all)")
     parser.add_argument("--peers", metavar="MODULE", help="a module with a function peers(nodes): more codecs by name")
     for name, default, what in (
@@ -80,12 +78,34 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, print, draw."""
     if not 0 <= arguments.seed < 2**32:
         raise InputError(f"--seed must be from 0 to {2**32 - 1}, got {arguments.seed}")
-    asked = BITS[arguments.what] if arguments.bits is None else arguments.bits
-    budgets = sorted({_check.real("--bits", value, above=0.0) for value in asked})
-    return (_codecs if arguments.what == "codecs" else _speed)(arguments, budgets, output)
+    return (_codecs if arguments.what == "codecs" else _speed)(arguments, _asked(arguments), output)
 
 
-def _speed(arguments: argparse.Namespace, budgets: list[float], output: Output) -> int:
+class _Asked(NamedTuple):
+    """The budgets that are asked for, per coordinate and per context."""
+
+    bits: list[float]
+    context_bits: list[float]
+
+    def budgets(self, vocab: int) -> list[float]:
+        """Return all in bits per coordinate."""
+        return sorted({*self.bits, *(bits / vocab for bits in self.context_bits)})
+
+    def __str__(self) -> str:
+        each = (self.bits, "per coordinate"), (self.context_bits, "per context")
+        return " and ".join(f"{', '.join(f'{bits:g}' for bits in some)} {unit}" for some, unit in each if some)
+
+
+def _asked(arguments: argparse.Namespace) -> _Asked:
+    given = arguments.bits, arguments.context_bits
+    listed = (BITS[arguments.what], CONTEXT_BITS[arguments.what]) if given == (None, None) else given
+    names = "--bits", "--context-bits"
+    return _Asked(
+        *([_check.real(n, bits, above=0.0) for bits in some or []] for n, some in zip(names, listed, strict=True))
+    )
+
+
+def _speed(arguments: argparse.Namespace, asked: _Asked, output: Output) -> int:
     sizes = speed.Sizes(
         *(
             _check.integer(f"--{name}", getattr(arguments, name), least=1)
@@ -98,8 +118,11 @@ def _speed(arguments: argparse.Namespace, budgets: list[float], output: Output) 
         if name not in names:
             raise InputError(f"--codec must be of {', '.join(names)}, got {name!r}")
     chosen = [item for item in listed if item.name in (arguments.codec or names)]
+    budgets = asked.budgets(sizes.vocab)
     with output.progress("speed", len(chosen) * len(budgets)) as tick:
         rows = speed.measure(chosen, budgets, sizes, arguments.seed, tick)
+    if not rows:
+        raise InputError(f"--bits: no codec meets a budget of {asked}")
     output.result("bench speed", rows, title="Coordinates per second over those of acc += x (one thread)")
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
@@ -110,7 +133,7 @@ def _speed(arguments: argparse.Namespace, budgets: list[float], output: Output) 
     return 0
 
 
-def _codecs(arguments: argparse.Namespace, budgets: list[float], output: Output) -> int:
+def _codecs(arguments: argparse.Namespace, asked: _Asked, output: Output) -> int:
     scenes = [partial(read_scene, arguments.logits)] if arguments.logits else []
     chosen = arguments.scene or ([] if arguments.logits else list(SYNTHETIC))
     scenes += [partial(SCENES[name], arguments.seed) for name in dict.fromkeys(chosen)]
@@ -121,11 +144,11 @@ def _codecs(arguments: argparse.Namespace, budgets: list[float], output: Output)
     rows: list[Row] = []
     left: list[Left] = []
     for make in scenes:
-        found, missed = _one(make(), budgets, arguments, output)
+        found, missed = _one(make(), asked, arguments, output)
         rows += found
         left += missed
     if not rows:
-        raise InputError(f"--bits: no codec meets a budget of {', '.join(f'{bits:g}' for bits in budgets)}")
+        raise InputError(f"--bits: no codec meets a budget of {asked}")
     output.result("bench codecs", rows, title="KL, error and speed of codecs (bits per coordinate)")
     for name, reasons in _reasons(left).items():
         output.note(f"left out: {name}: {reasons}")
@@ -137,10 +160,8 @@ def _peers(arguments: argparse.Namespace) -> Peers:
     return read_peers(arguments.peers) if arguments.peers else no_peers
 
 
-def _one(
-    scene: Scene, budgets: list[float], arguments: argparse.Namespace, output: Output
-) -> tuple[list[Row], list[Left]]:
-    listed = contenders(scene, _peers(arguments))
+def _one(scene: Scene, asked: _Asked, arguments: argparse.Namespace, output: Output) -> tuple[list[Row], list[Left]]:
+    listed, budgets = contenders(scene, _peers(arguments)), asked.budgets(scene.shape[1])
     with output.progress(f"codecs on {scene.name}", len(listed) * len(budgets)) as tick:
         return measure(scene, listed, budgets, arguments.seed, tick)
 
@@ -160,7 +181,7 @@ def _write(rows: list[Row], out: Path) -> list[str]:
     try:
         write_csv(out / f"{NAME}.csv", rows)
         scenes = len({row["scene"] for row in rows})
-        files = save_figure(partial(draw, rows), out / NAME, (4.2 * scenes + 1.8, 4.2))
+        files = save_figure(partial(draw, rows), out / NAME, (4.2 * scenes + 1.8, 8.0))
     except MissingExtraError as error:
         return [str(out / f"{NAME}.csv"), f"no figure ({error})"]
     except OSError as error:

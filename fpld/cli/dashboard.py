@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _token(*, local: bool) -> str | None:
-    """Return the token to ask for: the one that is set, one made now, or none on this machine."""
+    """Return the token to ask for: the one that is set, a new one, or none on this machine."""
     found = os.environ.get("FPLD_TOKEN", "").strip()
     if found and len(found) < _LEAST_TOKEN:
         raise InputError(f"FPLD_TOKEN must have at least {_LEAST_TOKEN} characters, got {len(found)}")

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             output.note(line)
     chosen = next(iter(plans.values()))
     if arguments.out is not None:
-        from fpld.report.page import plan_page
+        from fpld.planner.page import plan_page
 
         write_shared(arguments.out, plan_page(plans, source.note if source else ""))
         output.note(f"page: {arguments.out}")

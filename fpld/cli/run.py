@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ for each round, checkpoints and the student; --resume goes on after a stop or a 
   fpld run                                  the demonstration: presidents' messages, five eras, two thin uplinks
   fpld run hospitals --out runs/hospitals
   fpld run my.toml --out runs/mine --resume
+  fpld run rivals --seeds 0,1,2             the demonstration three times, beside FedAvg in one to four rounds
 """
 
 
@@ -43,7 +45,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the run's folder (default: run.out, numbered if taken)",
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
-    parser.add_argument("--seed", type=int, help="seed of every draw, in place of run.seed")
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seed", type=int, help="seed of every draw, in place of run.seed")
+    seeds.add_argument(
+        "--seeds",
+        type=_seeds,
+        metavar="N,N,...",
+        help="a run with each of these seeds, and a table of means, standard errors and paired differences",
+    )
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
@@ -53,10 +62,10 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.federation.check import refuse
     from fpld.report.tables import gap_closed
 
+    if arguments.seeds is not None:
+        return _run_seeds(arguments, output)
     config, text = configuration.load(arguments.config, seed=arguments.seed)
-    out = arguments.out if arguments.out is not None else Path(config.run.out)
-    if arguments.out is None and not arguments.resume:
-        out = _free(out)
+    out = _folder(arguments, config.run.out)
     started = time.monotonic()
     _stop_at_signals()
     with output.status(), _no_trace(out):
@@ -81,6 +90,52 @@ def _no_trace(out: Path) -> Iterator[None]:
         if new and out.exists() and not (out / "prepared.json").exists():
             shutil.rmtree(out)
         raise
+
+
+def _run_seeds(arguments: argparse.Namespace, output: Output) -> int:
+    """Run with each seed in a folder of its own, and print what they have in common; --resume makes what is missing."""
+    from fpld import config as configuration
+    from fpld.engines.local.run import run as run_federation
+    from fpld.report.figures import save_figure
+    from fpld.report.seeds import draw, summarize
+    from fpld.storage.folder import RunFolder
+
+    loaded = [configuration.load(arguments.config, seed=seed) for seed in arguments.seeds]
+    out = _folder(arguments, loaded[0][0].run.out)
+    _stop_at_signals()
+    results = []
+    for seed, (config, text) in zip(arguments.seeds, loaded, strict=True):
+        folder = RunFolder(out / f"seed-{seed}")
+        with output.status(), _no_trace(folder.path):
+            there = folder.has("config.toml")
+            done = arguments.resume and folder.has("result.json")
+            results.append(
+                folder.read_json("result.json")
+                if done
+                else run_federation(config, text, folder.path, resume=arguments.resume and there)
+            )
+    rows = summarize(results)
+    listed = ", ".join(map(str, arguments.seeds))
+    output.result("run", rows, title=f"Held-out text of all nodes: means over seeds {listed} ({out})")
+    RunFolder(out).write_json("seeds.json", rows)
+    files = save_figure(partial(draw, rows), out / "loss-by-bytes", (8.0, 4.2))
+    output.note(f"written: {out / 'seeds.json'}, {', '.join(map(str, files))}; a run's folder for each seed beside")
+    return 0
+
+
+def _seeds(text: str) -> list[int]:
+    """Parse a list of different seeds."""
+    found = [int(part) for part in text.split(",")]
+    if len(set(found)) != len(found) or min(found) < 0:
+        raise ValueError(text)
+    return found
+
+
+def _folder(arguments: argparse.Namespace, default: str) -> Path:
+    """Return the run's folder: as asked for, or that of the configuration, numbered if it is taken."""
+    if arguments.out is not None:
+        return Path(arguments.out)
+    return Path(default) if arguments.resume else _free(Path(default))
 
 
 def _free(out: Path) -> Path:

@@ -21,7 +21,7 @@ Learnt = np.ndarray[Any, np.dtype[np.uint16]]
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Say what a codec is and needs.
+    """State what a codec is and needs.
 
     `prior`: it codes against `Plan.prior`. `dither`: it takes part in stratified dither (`Plan.slot`, `Plan.slots`).
     `seeks`: a reader may begin at any context at no cost, and several threads may read from it. `refines`: it codes any

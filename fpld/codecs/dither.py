@@ -65,7 +65,7 @@ def philox4x32(counter: npt.NDArray[Any], key: tuple[int, int]) -> Words:
         c3 ^= np.uint64(k1)
         p0 &= _LOW
         p1 &= _LOW
-        # The new words in order; the two that are no longer needed become the next products.
+        # The new words in order; the two that are free become the next products.
         c0, c1, c2, c3, p0, p1 = c1, p1, c3, p0, c0, c2
         k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)

@@ -5,12 +5,14 @@ Whatever a decoder needs of it goes by these integers, so an array with a place 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fpld.errors import InputError
+from fpld.numerics import split
 
 if TYPE_CHECKING:
     from fpld.types import Plan, Reals
@@ -20,6 +22,9 @@ LEAST_PRIOR = -EIGHTHS * 40
 LOG_PRIOR = -np.arange(-LEAST_PRIOR + 1) / EIGHTHS  # what each integer -i stands for
 CLASSES = 48  # of tokens, half a nat of the prior each: the coder learns each by itself
 CLASS_OF = np.minimum(np.arange(-LEAST_PRIOR + 1) // (EIGHTHS // 2), CLASSES - 1).astype(np.uint8)
+
+BLOCK = 1 << 18  # coordinates with one digest
+DIGEST_BYTES = 8
 
 Eighths = np.ndarray[Any, np.dtype[np.int16]]
 
@@ -32,9 +37,29 @@ class Prior(Protocol):
         """Return the shape [m, V]."""
         ...
 
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of all its integers, 32 bytes (`join_digests`)."""
+        ...
+
     def block(self, rows: range) -> Eighths:
         """Return the prediction of some contexts, [n, V]: log-probabilities in eighths of a nat, from -320 to 0."""
         ...
+
+
+def ranges(shape: tuple[int, int]) -> list[range]:
+    """Return the contexts of each block of a prior that has one digest."""
+    return split(shape[0], shape[1], BLOCK)
+
+
+def block_digest(integers: Eighths) -> bytes:
+    """Return the digest of a block."""
+    return hashlib.blake2b(integers.astype("<i2", copy=False).tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def join_digests(digests: bytes) -> bytes:
+    """Return the digest of a whole prior from those of its blocks, in their order."""
+    return hashlib.blake2b(digests, digest_size=32, person=b"fpld prior").digest()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -46,6 +71,7 @@ class ArrayPrior:
     """
 
     array: Eighths
+    _digest: list[bytes] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         array = self.array
@@ -59,6 +85,14 @@ class ArrayPrior:
         """Return the shape [m, V]."""
         contexts, vocab = self.array.shape
         return contexts, vocab
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of all its integers; it is computed once."""
+        if not self._digest:
+            blocks = (block_digest(self.block(rows)) for rows in ranges(self.shape))
+            self._digest.append(join_digests(b"".join(blocks)))
+        return self._digest[0]
 
     def block(self, rows: range) -> Eighths:
         """Return the prediction of some contexts, not a copy."""

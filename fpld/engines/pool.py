@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import logging
 import multiprocessing
 import os
 import signal
 import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class Inline(Executor):
-    """Do jobs in this process, one at a time: for tests, and when no processes are wanted."""
+    """Run jobs in this process, one at a time: for tests, and when no processes are wanted."""
 
     def __init__(self) -> None:
         # Several threads submit; loading a model and drawing its first weights touch what the process has once.
         self._one = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run now; the future is done when it is returned."""
+        """Run the job; the future is done when it is returned."""
         future: Future[Any] = Future()
         try:
             with self._one:
@@ -35,7 +37,7 @@ class Inline(Executor):
 
 
 class Counting(Executor):
-    """Hand jobs on to a pool, and say how many of `total` are done: a line of the log with `done` and `total`."""
+    """Submit jobs to a pool, and log how many are done: a line with `done` and `total`."""
 
     def __init__(self, pool: Executor, total: int) -> None:
         self._pool, self._total, self._done = pool, total, 0
@@ -52,6 +54,60 @@ class Counting(Executor):
             self._done += 1
             counted = {"done": min(self._done, self._total), "total": self._total}  # a resumed run does less
             log.debug("%(done)d of %(total)d jobs are done", counted, extra=counted)
+
+
+class Lanes:
+    """Hand jobs on to a pool of so many workers: when one is free, the oldest job of the first lane that has any."""
+
+    def __init__(self, pool: Executor, workers: int) -> None:
+        self._pool, self._workers, self._free = pool, workers, workers
+        self._waiting: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
+        self._lock, self._count = threading.Lock(), 0
+
+    def lane(self, number: int) -> Executor:
+        """Return a lane as an executor; 0 comes before 1. In a pool without workers jobs never wait."""
+        return Lane(self, number) if self._workers else self._pool
+
+    def submit(self, number: int, job: Callable[[], Any]) -> Future[Any]:
+        """Submit a job to a lane."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._count += 1
+            heapq.heappush(self._waiting, (number, self._count, future, job))
+        self._start()
+        return future
+
+    def _start(self) -> None:
+        with self._lock:
+            if not self._free or not self._waiting:
+                return
+            self._free -= 1
+            *_, future, job = heapq.heappop(self._waiting)
+        try:
+            self._pool.submit(job).add_done_callback(partial(self._end, future))
+        except Exception as error:  # the pool is broken or shut down: whoever waits must hear of it
+            future.set_exception(error)
+
+    def _end(self, future: Future[Any], done: Future[Any]) -> None:
+        with self._lock:
+            self._free += 1
+        error = done.exception()
+        if error is None:
+            future.set_result(done.result())
+        else:
+            future.set_exception(error)
+        self._start()
+
+
+class Lane(Executor):
+    """One lane of a pool."""
+
+    def __init__(self, lanes: Lanes, number: int) -> None:
+        self._lanes, self._number = lanes, number
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit to the lane."""
+        return self._lanes.submit(self._number, partial(fn, *args, **kwargs))
 
 
 def make_pool(workers: int) -> Executor:

@@ -22,7 +22,7 @@ def configured(config: Config, *, contexts: int, vocab: int) -> Budget:
         caps=limits.caps,
         floors=limits.floors,
         vocab=vocab,
-        total=None if config.budget.total is None else config.budget.total * vocab,
+        total=config.budget.bits(vocab),
         allocator=config.budget.allocator,
         weights=np.array([node.allocation_weight for node in nodes]),
         estimator=config.budget.estimator,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import fpld
 from fpld.errors import InputError
+from fpld.storage.files import read_utf8, remove_half_written
 
 if TYPE_CHECKING:
     from fpld.storage.folder import RunFolder
@@ -18,13 +19,11 @@ def claim(store: RunFolder, text: str, resume: bool) -> None:
     if store.has("config.toml"):
         if not resume:
             raise InputError(f"{store.path} holds a run already: choose another --out, or continue it with --resume")
-        if (store.path / "config.toml").read_text(encoding="utf-8") != text:
+        if read_utf8(store.path / "config.toml") != text:
             raise InputError(
                 f"{store.path} holds a run of another configuration: --resume with the one in its config.toml"
             )
-        for leftover in store.path.rglob(".*"):  # half-written files of a run that was killed
-            if leftover.is_file():
-                leftover.unlink()
+        remove_half_written(store.path)
         return
     if resume:
         raise InputError(f"{store.path} holds no run to resume: leave --resume out to start one")
@@ -33,7 +32,7 @@ def claim(store: RunFolder, text: str, resume: bool) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Say what runs: versions of Python, of this package and of what it stands on."""
+    """Return the versions of Python, of this package and of its main dependencies."""
     found = {"python": platform.python_version(), "machine": platform.platform(), "fpld": fpld.__version__}
     for name in ("numpy", "torch", "tokenizers", "transformers"):
         try:

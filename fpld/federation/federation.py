@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpld._check import printable
 from fpld.errors import QuorumError
 from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
 from fpld.federation.progress import Progress
-from fpld.federation.rounds import Setup, begin, close_round, open_round, settings
+from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings
 from fpld.federation.state import commit, recall
 from fpld.protocol import Aggregator
 from fpld.storage.folder import RunFolder
@@ -39,6 +40,7 @@ class Federation:
     """The rounds of a configuration, from where they stand.
 
     `pool` does the aggregator's own heavy work; `mac_keys` are the keys that frames of node i must be made with.
+    `run_key` sets the run apart from all others; without one it follows from the seed.
     """
 
     def __init__(
@@ -50,10 +52,12 @@ class Federation:
         *,
         pool: Executor,
         mac_keys: Mapping[int, bytes] | None = None,
+        run_key: bytes | None = None,
     ) -> None:
         self.name, self.store = name, RunFolder(run.path / name)
-        self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}), pool)
-        self.state, self.trace = recall(self.store) or (begin(self.setup), [])
+        self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}, run_key), pool)
+        self.identity = identity(self.setup, name)
+        self.state, self.trace = recall(self.store, run=self.identity) or (begin(self.setup), [])
         self.aggregator = Aggregator(self.setup.settings)
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}
@@ -75,7 +79,7 @@ class Federation:
         return self._closed[0].student
 
     def advance(self, engine: Engine) -> Line:
-        """Do one round and return its line of the trace."""
+        """Run one round; return its line of the trace."""
         tasks = self.open()
         self.close(engine.collect(tasks, self.deliver))
         return self.finish(engine.evaluate(self.student))
@@ -100,6 +104,7 @@ class Federation:
     def deliver(self, node: int, data: bytes) -> Receipt:
         """Take a frame that came over a node's channel."""
         receipt = self.aggregator.frame(node, data)
+        receipt = receipt._replace(reason=printable(receipt.reason))
         self._progress.answered(node, receipt.verdict, receipt.reason, len(data))
         why = f" ({receipt.reason})" if receipt.reason else ""
         self._say(f"{self.names[node]} {receipt.verdict}{why}; {len(self.aggregator.missing)} nodes to come")
@@ -123,10 +128,15 @@ class Federation:
     def finish(self, heldout: Heldout) -> Line:
         """End the round with what the student is worth; commit it, and return its line of the trace."""
         state, line = self._closed
-        line = line | _worth(heldout) | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
+        refused = [
+            {"node": refusal.node, "state": "refused", "reason": printable(refusal.reason)}
+            for refusal in heldout.refused
+        ]
+        line = line | _worth(heldout) | {"refused": [*line["refused"], *refused]}
+        line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
         line = line | {"seconds": self._progress.seconds}
         keep_best(self.store.path, state.student, [*self.trace, line], like=self.setup.base)
-        commit(self.store, state, [*self.trace, line])
+        commit(self.store, state, [*self.trace, line], run=self.identity)
         self.state = state
         self.trace.append(line)
         self._progress.phase("closed")

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.codecs.prior import ranges
 from fpld.errors import InputError
 from fpld.federation.predictions import Predictions
-from fpld.federation.training import blank_kl, heldout_losses, open_student
+from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
-from fpld.protocol.priors import collect, ranges, take_notes
+from fpld.protocol.priors import collect, take_notes
 from fpld.storage.arrays import read_arrays
 from fpld.students import divergence
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def node_round(part: Part, place: Place, task: bytes) -> bytes:
-    """Let a node do a task."""
+    """Run a node's round: `work`."""
     return work(part, place, task)
 
 
@@ -88,3 +89,10 @@ def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> li
     student = open_student(base, state)
     texts, _ = read_arrays(heldout)
     return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
+
+
+def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:
+    """Return the held-out loss at each node of the mixture of several models: the mean of their probabilities."""
+    models = [open_student(base, state) for base, state in zip(bases, states, strict=True)]
+    texts, _ = read_arrays(heldout)
+    return [mixture_loss(models, texts[str(i)], length) for i in range(len(texts))]

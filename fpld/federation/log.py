@@ -20,7 +20,7 @@ RESULT = {"result": True}
 
 @contextmanager
 def listen(handler: logging.Handler) -> Iterator[None]:
-    """Let a handler have what is said, down to the handler's own level; its logger is left as it was."""
+    """Attach a handler to the loggers below `fpld`, down to the handler's own level, while the context lasts."""
     logger = logging.getLogger(LOGGER)
     before = logger.level
     logger.addHandler(handler)

@@ -32,7 +32,7 @@ class RoundPrior(NamedTuple):
 
 
 def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
-    """Let a student predict the probe set of a round, if the codec codes against that."""
+    """Predict the probe set of a round with a student, if the codec codes against a prior."""
     if not codecs.get(setup.config.codec.name).traits.prior:
         return RoundPrior()
     shape = probe.contexts, probe.vocab

@@ -57,7 +57,7 @@ class Progress:
                 self._write()
 
     def phase(self, name: str) -> None:
-        """Note what the aggregator does now: combining, distilling, evaluating, closed."""
+        """Record the aggregator's phase: combining, distilling, evaluating, closed."""
         self._laps = self._measured()
         self._lap = time.monotonic()
         self._state["phase"] = name

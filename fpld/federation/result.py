@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fpld.federation.federation import Federation
 
 Row = dict[str, Any]
+_MOST = 700.0  # nats: the exponential of more is no number any more
 
 
 def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
@@ -54,7 +55,7 @@ def table_row(
         "method": method,
         "heldout_loss": loss,
         "bits_per_byte": bits_per_byte,
-        "perplexity": None if loss is None else float(np.exp(loss)),
+        "perplexity": None if loss is None or loss > _MOST else float(np.exp(loss)),
         "uplink_bytes": int(uplink_bytes),
         "downlink_bytes": int(downlink_bytes),
     }

@@ -6,10 +6,12 @@ Both are the same whatever the engine. What the next round needs is in the state
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld import students
+from fpld._check import printable
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
 from fpld.federation.budgets import configured
@@ -19,6 +21,7 @@ from fpld.federation.state import State
 from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
 from fpld.seeds import derive_key, derive_seed
+from fpld.storage.files import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,6 +65,14 @@ class Info(NamedTuple):
 
     combined: Combined
     line: Line
+
+
+def identity(setup: Setup, name: str) -> str:
+    """Name a federation of a run by all that it comes from: its key, its configuration, its probe set."""
+    said = {"name": name, "config": setup.config.model_dump(mode="json"), "probe": setup.settings.probe.hex()}
+    return hashlib.blake2b(
+        canonical_json(said), key=setup.settings.run_key, digest_size=32, person=b"fpld federation"
+    ).hexdigest()
 
 
 def begin(setup: Setup) -> State:
@@ -137,19 +148,22 @@ def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> L
         "bandwidth_upper": combined.upper,
         "bandwidth_lower": combined.lower,
         "refused": [
-            {"node": names[receipt.node], "state": receipt.verdict, "reason": receipt.reason}
+            {"node": names[receipt.node], "state": receipt.verdict, "reason": printable(receipt.reason)}
             for receipt in aggregator.receipts
             if receipt.verdict == "refused"
         ],
     }
 
 
-def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes]) -> Settings:
-    """Turn a configuration into the aggregator's settings; bits per probe context from here on."""
+def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes], run_key: bytes | None) -> Settings:
+    """Turn a configuration into the aggregator's settings; bits per probe context from here on.
+
+    Without a key of its own, a run has one that follows from the seed: the same configuration gives the same bits.
+    """
     vocab, contexts = prepared.vocab, prepared.probe.contexts
     return Settings(
         names=[node.name for node in config.nodes],
-        run_key=derive_key(config.run.seed),
+        run_key=derive_key(config.run.seed) if run_key is None else run_key,
         probe=bytes.fromhex(prepared.probe.digest),
         contexts=contexts,
         vocab=vocab,

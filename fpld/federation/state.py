@@ -1,7 +1,7 @@
 """What a federation is between two rounds, and how it survives a crash: the checkpoint is the state.
 
-The trace stands beside it, one line a round. It is written first: a line whose round has no checkpoint is of a round
-that never ended, and is dropped when the run goes on.
+The checkpoint before it is kept, and used if the newest is damaged. The trace stands beside it, one line a round. It is
+written first: a line whose round has no checkpoint is of a round that never ended, and is dropped when the run goes on.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import InputError
+from fpld.storage.arrays import read_arrays
 from fpld.storage.files import read_utf8
+from fpld.storage.kept import recall_kept, write_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import numpy as np
 
@@ -46,24 +49,31 @@ class State:
         return int(self.known["round"])
 
 
-def commit(store: RunFolder, state: State, trace: Sequence[Line]) -> None:
-    """Write the trace up to the state's round, then the state: with it the round has ended."""
+def commit(store: RunFolder, state: State, trace: Sequence[Line], *, run: str) -> None:
+    """Write the trace up to the state's round, then the state of this run: with it the round has ended."""
     _write_trace(store, trace)
     arrays = {**state.learnt, **{_STUDENT + name: value for name, value in state.student.items()}}
     if state.target is not None:
         arrays[_TARGET] = state.target
-    store.write_arrays(CHECKPOINT, arrays, state.known)
+    write_kept(store.path / CHECKPOINT, arrays, state.known, run=run)
 
 
-def recall(store: RunFolder) -> tuple[State, list[Line]] | None:
-    """Return the last state that was committed and its trace; None if there is none."""
-    if not store.has(CHECKPOINT):
+def recall(store: RunFolder, *, run: str) -> tuple[State, list[Line]] | None:
+    """Return the last sound state that was committed in this run and its trace; None if there is none."""
+    found = recall_kept(store.path / CHECKPOINT, run=run)
+    if found is None:
         return None
-    arrays, known = store.read_arrays(CHECKPOINT)
+    arrays, known = found
     student = {name.removeprefix(_STUDENT): arrays.pop(name) for name in list(arrays) if name.startswith(_STUDENT)}
     target = arrays.pop(_TARGET, None)
     state = State(student, arrays, known, target)
     return state, _read_trace(store, state.round)
+
+
+def read_student(path: Path) -> Arrays:
+    """Return the student's weights of a checkpoint, for who only looks on."""
+    arrays, _ = read_arrays(path)
+    return {name.removeprefix(_STUDENT): value for name, value in arrays.items() if name.startswith(_STUDENT)}
 
 
 def _write_trace(store: RunFolder, trace: Sequence[Line]) -> None:

@@ -26,7 +26,7 @@ _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed f
 def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
     """Make the student of a [student] table, for a vocabulary of V tokens."""
     one_thread(choice.kind)
-    return student_class(choice.kind).make(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
+    return student_class(choice.kind)(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
 
 
 def open_student(base: Path, state: Arrays | None = None) -> Student:
@@ -39,7 +39,7 @@ def open_student(base: Path, state: Arrays | None = None) -> Student:
 
 
 def one_thread(kind: str) -> None:
-    """Let PyTorch use one thread: bits depend on it, and one process per node is faster than threads."""
+    """Set PyTorch to one thread: bits depend on it, and one process per node is faster than threads."""
     student_class(kind)
     if "torch" in sys.modules:  # the kind's own import has brought it, if it needs it
         from fpld.students.gradient import use_threads
@@ -54,6 +54,19 @@ def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], le
         nats, count = student.loss(tokens, length)
         losses.append(nats / count)
     return losses
+
+
+def mixture_loss(models: Sequence[Student], tokens: np.ndarray[Any, Any], length: int) -> float:
+    """Return the loss in nats per token of the mean of the models' probabilities, on whole windows of a text."""
+    count = (len(tokens) - 1) // length * length
+    windows, following = tokens[:count].reshape(-1, length), tokens[1 : count + 1]
+    total, start = 0.0, 0
+    for blocks in zip(*(model.logit_blocks(windows) for model in models), strict=True):
+        chosen = np.arange(len(blocks[0])), following[start : start + len(blocks[0])]
+        chances = np.mean([np.exp(log_softmax(block)[chosen], dtype=np.float64) for block in blocks], axis=0)
+        total -= float(np.log(chances).sum())
+        start += len(blocks[0])
+    return total / count
 
 
 def blank_kl(target: np.ndarray[Any, Any]) -> float:

@@ -23,6 +23,7 @@ from fpld.protocol.priors import ComputedPrior
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.folder import RunFolder
+from fpld.storage.kept import previous, read_kept, recall_kept, write_kept
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ class Place:
 
 
 def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
-    """Do a task and return the frame to send, sealed with the key; a task done before gives the very same frame.
+    """Run a task; return the frame to send, sealed with the key. A task that was answered before has the same frame.
 
     Where this machine cannot compute the prior as the aggregator did, a message that asks for blocks of it is returned,
     before any training.
@@ -54,7 +55,10 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     store, task = RunFolder(place.folder), Task.from_bytes(data)
     public = None if part.files.public is None else place.files / part.files.public
     probe = round_probe(place.files / part.files.probe, public, part.seed, task.plan.round)
-    node, model = _load(store, Node(part.index, bytes.fromhex(probe.digest)))
+    run = task.plan.run_id.hex()
+    node, model = _load(store, Node(part.index, bytes.fromhex(probe.digest)), run)
+    if task.plan.round < node.round and (sent := _sent_before(store, task, run)) is not None:
+        return sent
     node, task, frame = node.receive(data)
     if frame is not None:
         return frame
@@ -71,7 +75,7 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
     keep_own(place.folder, node.round, student)
     node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
-    _save(store, node, {} if task.broadcast == "weights" else student.state())
+    _save(store, node, {} if task.broadcast == "weights" else student.state(), run)
     return frame
 
 
@@ -87,17 +91,27 @@ def _adopt(student: Student, task: Task, part: Part, probe: ProbeSet) -> None:
         student.distill(probe.sequences, task.arrays["logits"], seed=seed, **settings)
 
 
-def _load(store: RunFolder, fresh: Node) -> tuple[Node, Arrays]:
-    if not store.has(STATE):
+def _load(store: RunFolder, fresh: Node, run: str) -> tuple[Node, Arrays]:
+    found = recall_kept(store.path / STATE, run=run)
+    if found is None:
         return fresh, {}
-    arrays, meta = store.read_arrays(STATE)
+    arrays, meta = found
     node = fresh.restore(meta["round"], meta["task"], arrays["frame"].tobytes(), arrays.get("reconstruction"))
     return node, {name.removeprefix(_MODEL): value for name, value in arrays.items() if name.startswith(_MODEL)}
 
 
-def _save(store: RunFolder, node: Node, model: Arrays) -> None:
+def _sent_before(store: RunFolder, task: Task, run: str) -> bytes | None:
+    """Return the frame of the round before the last, if this is its task: an aggregator lost its newest checkpoint."""
+    older = previous(store.path / STATE)
+    if not older.exists():
+        return None
+    arrays, meta = read_kept(older, run=run)
+    return arrays["frame"].tobytes() if meta["task"] == task.identity else None
+
+
+def _save(store: RunFolder, node: Node, model: Arrays, run: str) -> None:
     arrays: Arrays = {"frame": np.frombuffer(node.frame, np.uint8)}
     if node.reconstruction is not None:
         arrays["reconstruction"] = node.reconstruction
     arrays.update({_MODEL + name: value for name, value in model.items()})
-    store.write_arrays(STATE, arrays, {"round": node.round, "task": node.task})
+    write_kept(store.path / STATE, arrays, {"round": node.round, "task": node.task}, run=run)

@@ -53,9 +53,12 @@ def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -
         probe = read_json(folder / "probe.json", "fpld-probe-1")
         vocab = vocab or probe.get("vocab")
     source = _from_config(config, text, contexts, vocab)
-    lines = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted)]
+    sites = len(source.known.sites)
+    whole = [line for line in read_run(folder).trace if len(line.nodes) == len(line.bits_allotted) == sites]
+    lines = [line for line in whole if line.bandwidth_upper is not None]
     if not lines:
-        return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
+        why = "rounds of sampled labels, which have no bracket" if whole else "no round with all nodes yet"
+        return replace(source, note=f"{folder.name} has {why}: nothing to learn from")
     known = learn(source.known, lines[-1])
     note = f"clip levels as measured in round {lines[-1].round} of {folder.name}: what gives the bound found there"
     return replace(source, known=known, note=note)
@@ -72,15 +75,14 @@ def learn(known: Known, line: Line) -> Known:
         known = replace(
             known, sites=tuple(replace(s, weight=float(w)) for s, w in zip(known.sites, estimated, strict=True))
         )
-    if line.bandwidth_lower is None or line.bandwidth_upper is None:
-        return known  # sparse labels have no such bracket
-    c_p = min(2 * line.bandwidth_lower / line.bandwidth_upper, 1.0) if line.bandwidth_upper > 0 else None
+    lower, upper = line.bandwidth_lower or 0.0, line.bandwidth_upper or 0.0
+    c_p = min(2 * lower / upper, 1.0) if upper > 0 else None
     known = replace(known, c_p=c_p)
     if not any(site.ranged for site in known.sites):
         return known  # the levels are on the wire, and known
     bits = np.maximum(np.array(line.bits_allotted) * known.vocab, known.floors())
     fixed, unit = (_found(_with_ranges(known, scale), bits) for scale in (_NOTHING, 1.0))
-    share = (line.bandwidth_upper - fixed) / (unit - fixed)
+    share = (upper - fixed) / (unit - fixed)
     return _with_ranges(known, math.sqrt(share)) if share > 0 else known
 
 
@@ -95,13 +97,14 @@ def write(source: Source, plan: Forecast) -> str:
         raise InputError(f"the configuration cannot be edited: {error}") from None
     forecasts = zip(plan.known.sites, plan.bits_per_coordinate, plan.bytes_sent, plan.seconds, strict=True)
     for node, (site, bits, count, seconds) in zip(document["nodes"], forecasts, strict=True):
-        node.pop("uplink", None)
+        for limit in ("uplink", "context_bits"):
+            node.pop(limit, None)
         node["bits"] = float(bits)
         if site.rate is not None:
             node["bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")
         if site.clip is not None and not site.ranged:
             node["clip"] = float(site.clip)
-    for key in ("total", "estimator", "warmup", "forget", "deadline"):
+    for key in ("total", "context_total", "estimator", "warmup", "forget", "deadline"):
         document.get("budget", {}).pop(key, None)
     document.setdefault("run", tomlkit.table())["rounds"] = plan.known.rounds
     document["probe"]["contexts"] = plan.known.contexts
@@ -126,7 +129,7 @@ def _from_config(config: Config, text: str, contexts: int | None, vocab: int | N
         codec=config.codec.name,
         stratified=config.codec.dither == "stratified",
     )
-    return Source(config, text, known, None if config.budget.total is None else config.budget.total * vocab)
+    return Source(config, text, known, config.budget.bits(vocab))
 
 
 def _vocab(config: Config) -> int:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.codecs.prior import ranges
 from fpld.errors import FrameError, InputError, QuorumError
 from fpld.protocol.asking import is_ask, read_ask
 from fpld.protocol.combine import Combined, combine
 from fpld.protocol.learning import Learner, RoundObserver
-from fpld.protocol.messages import Against, Broadcast, Task
-from fpld.protocol.priors import ranges
+from fpld.protocol.messages import Against, Broadcast, Task, base_digest
 from fpld.protocol.replies import Replies
 from fpld.protocol.spool import MEMORY, Spool
 from fpld.protocol.states import AGGREGATOR, follow
@@ -175,7 +175,8 @@ class Aggregator:
         self._spool.clear()
         self._learnt, self._asked = {}, {}
         self._tasks = {
-            node: Task(plan, s.codec, s.against, broadcast, arrays, notes) for node, plan in self._plans.items()
+            node: Task(plan, s.codec, s.against, broadcast, arrays, notes, base=self._base(node))
+            for node, plan in self._plans.items()
         }
         return dict(self._tasks)
 
@@ -281,6 +282,9 @@ class Aggregator:
         reader.check()
         if reader.learnt is not None:
             self._learnt[node] = reader.learnt
+
+    def _base(self, node: int) -> str:
+        return base_digest(self._reconstructions.get(node)) if self.settings.against == "own" else ""
 
     def _reconstruction(self, node: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the sum of what a node has sent so far: what it codes against."""

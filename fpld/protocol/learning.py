@@ -82,7 +82,7 @@ class RoundObserver:
             self.agreement.add(sample.values - prior, sample.variance, sample.combined)
 
     def close(self, codec: Codec, combined: Combined) -> None:
-        """Hand over what the round has shown."""
+        """Update the learner with the sums of the round."""
         learner, noise = self.learner, combined.noise / combined.target.size
         learner.agree = self.agreement.reached
         learner.noise = np.zeros(learner.nodes)

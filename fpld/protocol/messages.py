@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 Against = Literal["nothing", "own"]
 Broadcast = Literal["none", "weights", "logits"]
-FORMAT = "fpld-task-3"
+FORMAT = "fpld-task-4"
 PLAN_ARRAYS = ("prior", "learnt")  # of a plan, that travel among the task's arrays as "plan.prior" and so on
 _NOTES, _SENT = "notes.", "sent."  # of the prior, likewise
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Task:
-    """Tell a node what to do in a round.
+    """State what a node is to do in a round.
 
     `against` is what the node codes its logits against: nothing, or its own last reconstruction (sequential
     refinement). `broadcast` is what `arrays` holds: nothing (the node goes on with what it has), the student's
@@ -37,6 +37,7 @@ class Task:
 
     A prior that the plan needs is either in the plan, whole, or the node computes it from the student's weights: then
     `notes` say how the aggregator rounded, and `sent` holds blocks that the node asked for (`fpld.protocol.priors`).
+    `base` is the digest of the reconstruction that the node codes against, nothing before there is one.
     """
 
     plan: Plan
@@ -46,6 +47,7 @@ class Task:
     arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
     notes: Notes | None = None
     sent: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
+    base: str = ""
 
     @property
     def identity(self) -> str:
@@ -64,7 +66,7 @@ class Task:
             **{f"{_SENT}{block}": integers for block, integers in self.sent.items()},
         }
         arrays = self.arrays | {name: array for name, array in own.items() if array is not None}
-        head = {"plan": plan, "codec": self.codec, "against": self.against, "broadcast": self.broadcast}
+        head = {name: getattr(self, name) for name in ("codec", "against", "broadcast", "base")} | {"plan": plan}
         return dump_arrays(arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
 
     @classmethod
@@ -92,6 +94,8 @@ class Task:
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"task: must hold a sound plan, but {error}") from error
+        if not isinstance(task.codec, str) or not isinstance(task.base, str):
+            raise InputError(f"task: codec and base must be text, got {task.codec!r:.80} and {task.base!r:.80}")
         for name, value, allowed in (
             ("against", task.against, ("nothing", "own")),
             ("broadcast", task.broadcast, ("none", "weights", "logits")),
@@ -99,6 +103,11 @@ class Task:
             if value not in allowed:
                 raise InputError(f"task: {name} must be one of {', '.join(allowed)}, got {value!r}")
         return task
+
+
+def base_digest(reconstruction: np.ndarray[Any, Any] | None) -> str:
+    """Name the reconstruction that a node codes against; nothing if there is none yet."""
+    return "" if reconstruction is None else digest(reconstruction.astype("<f4", copy=False).tobytes())
 
 
 def _taken(arrays: dict[str, np.ndarray[Any, Any]], prefix: str) -> dict[str, np.ndarray[Any, Any]]:

@@ -19,7 +19,7 @@ from fpld import _check
 from fpld.codecs import decode
 from fpld.errors import InputError, ProtocolError
 from fpld.numerics import centre
-from fpld.protocol.messages import Task
+from fpld.protocol.messages import Task, base_digest
 from fpld.protocol.states import NODE, follow
 from fpld.protocol.states import NodeEvent as Event
 from fpld.protocol.states import NodePhase as Phase
@@ -36,7 +36,7 @@ _BLOCK = 1 << 20  # coordinates of an array that are centred at a time
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """What a node must keep between messages; `receive` and `answer` give the next one."""
+    """What a node must keep between messages; `receive` and `answer` return the next one."""
 
     index: int
     probe: bytes
@@ -63,9 +63,11 @@ class Node:
         node = self._step(event, f"{event.value} (for round {plan.round}, this node is in round {self.round})")
         if event is Event.SAME_TASK:
             return node, task, node.frame or None
-        if task.against == "own" and self.reconstruction is None and self.round > 0:
+        # Where the aggregator has nothing of this node, as after a first frame that came late, the node begins anew.
+        base = self.reconstruction if task.base else None
+        if task.against == "own" and task.base != base_digest(base):
             raise ProtocolError("the task codes against a reconstruction that this node does not have")
-        return node._with(round=plan.round, task=task.identity, frame=b""), task, None
+        return node._with(round=plan.round, task=task.identity, frame=b"", reconstruction=base), task, None
 
     def restore(
         self, round: int, task: str, frame: bytes, reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None

@@ -28,7 +28,7 @@ _BLOCK = 1 << 20  # coordinates that a thread works on at a time
 
 
 def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Callable[[], Target], Iterator[Part]]:
-    """Return the parts in the order of their contexts, and before them what gives the target once all were taken."""
+    """Return a function that makes the target once all parts were taken, and the parts in order of contexts."""
     target = np.empty(replies.shape, np.float32)
     contexts, vocab = replies.shape
     blocks = split(contexts, vocab * (len(replies.plans) if replies.rule.needs_all else 1), _BLOCK)

@@ -8,15 +8,14 @@ the other end does not hold. With a margin of 2e-5 nats about 3 coordinates in 1
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.prior import EIGHTHS, LEAST_PRIOR, ArrayPrior
+from fpld.codecs.prior import DIGEST_BYTES, EIGHTHS, LEAST_PRIOR, ArrayPrior, block_digest, join_digests, ranges
 from fpld.errors import InputError
-from fpld.numerics import log_softmax, split
+from fpld.numerics import log_softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 MARGIN = 2e-5  # nats: what the floats of two machines may differ by
-BLOCK = 1 << 18  # coordinates with one digest
-DIGEST_BYTES = 8
+_KEPT = 8  # blocks that were computed last: those that all nodes of a round are read against in turn
 _SKIP = (1 << 15) - 1  # a gap that says: go on by so many coordinates, none is noted there
 
 
@@ -60,7 +58,7 @@ class Notes:
     @property
     def digest(self) -> bytes:
         """Return a digest of the whole prior."""
-        return hashlib.blake2b(self.digests.tobytes(), digest_size=32, person=b"fpld prior").digest()
+        return join_digests(self.digests.tobytes())
 
     @property
     def size(self) -> int:
@@ -78,11 +76,6 @@ class Notes:
         gaps, up = entries >> 1, (entries & 1).astype(bool)
         real = gaps != _SKIP
         return np.cumsum(gaps)[real], up[real]
-
-
-def ranges(shape: tuple[int, int]) -> list[range]:
-    """Return the contexts of each block."""
-    return split(shape[0], shape[1], BLOCK)
 
 
 def check_sent(sent: Mapping[int, Array], shape: tuple[int, int]) -> dict[int, Integers]:
@@ -105,7 +98,7 @@ def take_notes(blocks: Iterable[Reals], shape: tuple[int, int], *, margin: float
         near = np.flatnonzero(np.abs(np.abs(exact - rounded) - 0.5) <= EIGHTHS * margin)
         up = rounded.flat[near] > exact.flat[near]
         integers = _clipped(rounded)
-        yield Block(rows, integers, _entries(near, up), _digest(integers))
+        yield Block(rows, integers, _entries(near, up), block_digest(integers))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -143,12 +136,17 @@ class ComputedPrior:
         """Return (contexts, vocab)."""
         return self.notes.shape
 
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of the prior that the aggregator noted: no block that differs from it is ever returned."""
+        return self.notes.digest
+
     def missing(self) -> list[int]:
         """Return the blocks that this machine does not round as the aggregator did, and that were not sent."""
         return [
             block
             for block in range(len(self.notes.counts))
-            if _digest(self._integers(block)) != self.notes.digests[block].tobytes()
+            if block_digest(self._integers(block)) != self.notes.digests[block].tobytes()
         ]
 
     def block(self, rows: range) -> Integers:
@@ -161,12 +159,13 @@ class ComputedPrior:
         return whole[first : first + len(rows)]
 
     def _checked(self, block: int) -> Integers:
-        """Return a block, and only the one that the aggregator holds; the last is kept, since reading is in order."""
+        """Return a block, and only the one that the aggregator holds; the last are kept, since reading is in order."""
         if block not in self._last:
             integers = self._integers(block)
-            if _digest(integers) != self.notes.digests[block].tobytes():
+            if block_digest(integers) != self.notes.digests[block].tobytes():
                 raise InputError(f"block {block} of the prior differs from the aggregator's: ask for it")
-            self._last.clear()
+            while len(self._last) >= _KEPT:
+                del self._last[next(iter(self._last))]  # the oldest
             self._last[block] = integers
         return self._last[block]
 
@@ -189,10 +188,6 @@ def _eighths(logits: Reals) -> npt.NDArray[np.float64]:
 
 def _clipped(rounded: npt.NDArray[np.float64]) -> Integers:
     return np.clip(rounded, LEAST_PRIOR, 0).astype(np.int16)
-
-
-def _digest(integers: Integers) -> bytes:
-    return hashlib.blake2b(integers.astype("<i2", copy=False).tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
 def _entries(places: Array, up: Array) -> npt.NDArray[np.uint16]:

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from fpld.rules import Rule
     from fpld.types import Ints
 
-_PRIOR = 1 << 21  # coordinates of the prior that are looked at together, by all nodes
+_PRIOR = 1 << 20  # coordinates of the prior that are looked at together, by all nodes
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
 
 
 class Combining(Protocol):
-    """Return the parts in the order of their contexts, and before them what gives the target once all were taken."""
+    """Return a function that makes the target once all parts were taken, and the parts in order of contexts."""
 
     def __call__(
         self, replies: Replies, observer: Observer, threads: int

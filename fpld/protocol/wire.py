@@ -14,7 +14,8 @@ both; with a key the checksum is a MAC.
         64      4  contexts m
         68      4  vocabulary V
         72      8  clip L as float64; 0: each context states its own range
-        80      8  payload length in bytes
+        80     32  digest of the whole plan: budget, clip, slots, prior and tables besides all above
+       112      8  payload length in bytes
 
 The receiver knows every field but the payload before the frame arrives: it compares, and believes nothing. No
 size in a frame makes it allocate.
@@ -33,16 +34,23 @@ if TYPE_CHECKING:
     from fpld.types import Plan
 
 MAGIC = b"FPLD"
-VERSION = 2
-HEADER = struct.Struct("<4sHH16sII32sIIdQ")
+VERSION = 3
+HEADER = struct.Struct("<4sHH16sII32sIId32sQ")
 CHECKSUM_BYTES = 16
 OVERHEAD = HEADER.size + CHECKSUM_BYTES
-_FIELDS = ("magic", "version", "codec", "run id", "round", "node", "probe digest", "contexts", "vocab", "clip")
+_FIELDS = (
+    "magic", "version", "codec", "run id", "round", "node", "probe digest", "contexts", "vocab", "clip", "plan digest",
+)  # fmt: skip
+_HINTS = {
+    "version": f"; this build reads version {VERSION}",
+    "plan digest": "; the ends differ in the budget, the slots, the prior or the tables",
+}
 
 
 def _fields(plan: Plan, codec: int) -> tuple[bytes | int | float, ...]:
     clip = 0.0 if plan.clip is None else float(plan.clip)
-    return MAGIC, VERSION, codec, plan.run_id, plan.round, plan.node, plan.probe, plan.contexts, plan.vocab, clip
+    known = plan.run_id, plan.round, plan.node, plan.probe, plan.contexts, plan.vocab, clip, plan.digest
+    return MAGIC, VERSION, codec, *known
 
 
 def _checksum(data: bytes | memoryview, key: bytes) -> bytes:
@@ -74,7 +82,7 @@ def unseal(frame: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> memoryv
     *got, length = HEADER.unpack_from(frame)
     for name, expected, found in zip(_FIELDS, _fields(plan, codec), got, strict=True):
         if found != expected:
-            hint = f"; this build reads version {VERSION}" if name == "version" else ""
+            hint = _HINTS.get(name, "")
             raise FrameError(f"frame's {name} must be {_show(expected)}, got {_show(found)}{hint}")
     if len(frame) != OVERHEAD + length:
         raise FrameError(f"frame's payload must be {length} bytes as its header says, got {len(frame) - OVERHEAD}")

@@ -22,10 +22,8 @@ def run_charts(run: Run) -> list[Chart]:
     """Return the figures of one run that has closed a round."""
     if not run.trace:
         return []
-    charts = [loss_by_bytes([run])]
-    if all(None not in (line.kl, line.bandwidth_lower, line.bandwidth_upper) for line in run.trace):
-        charts.append(kl_by_round(run))  # where labels are sparse, nobody knows these
-    charts.append(bits_by_node(run))
+    known = loss_by_bytes([run]), distillation_by_round(run), bandwidth_by_round(run), bits_by_node(run)
+    charts = [chart for chart in known if chart is not None]
     if any(line.node_weights for line in run.trace):
         charts.append(weights_by_round(run))
     charts += [loss_by_node(run), seconds_by_phase(run)]
@@ -88,33 +86,49 @@ def loss_by_round(runs: Sequence[Run]) -> Chart:
     )
 
 
-def kl_by_round(run: Run) -> Chart:
-    """Draw the bracket of the bandwidth loss, and the student's KL to its target."""
-    first, last = run.trace[0], run.trace[-1]
+def distillation_by_round(run: Run) -> Chart:
+    """Draw how far the student is from its target: its KL, or how much nearer it has come than the last student."""
+    gained = run.trace[-1].kl is None
+    values = [_number(line.gain if gained else line.kl) for line in run.trace]
+    what = "nearer to its target than the last student" if gained else "KL of the student to the combined logits"
     return Chart(
-        name="kl-by-round",
-        title="KL by round, and the bounds of its bandwidth part",
+        name="distillation-by-round",
+        title="What distillation gained" if gained else "What distillation left",
+        alt=f"{what}: from {values[0]:.3g} to {values[-1]:.3g} nats.",
+        x=ROUND,
+        y=Axis("cross entropy (nats)" if gained else "KL (nats)", "linear" if gained else "log"),
+        series=[Series(what, "line", _rounds(run), values)],
+        caption=(
+            "Sampled labels are right on average and not one by one, so there is no KL to them: what counts is by how "
+            "much the student's cross entropy to them fell."
+            if gained
+            else ""
+        ),
+    )
+
+
+def bandwidth_by_round(run: Run) -> Chart | None:
+    """Draw the bracket of the bandwidth loss; None where the round's channel has none, as with sampled labels."""
+    upper = [_number(line.bandwidth_upper) for line in run.trace]
+    lower = [_number(line.bandwidth_lower) for line in run.trace]
+    if not any(map(math.isfinite, upper)):
+        return None
+    return Chart(
+        name="bandwidth-by-round",
+        title="What the bits cost: between two bounds",
         alt=(
-            f"The student's KL to the combined logits goes from {first.kl:.3g} to {last.kl:.3g} nats; the bounds of "
-            f"what quantization adds go from {first.bandwidth_lower:.3g} and {first.bandwidth_upper:.3g} to "
-            f"{last.bandwidth_lower:.3g} and {last.bandwidth_upper:.3g}."
+            f"The bounds of what quantization adds go from {lower[0]:.3g} and {upper[0]:.3g} to "
+            f"{lower[-1]:.3g} and {upper[-1]:.3g} nats."
         ),
         x=ROUND,
         y=Axis("KL (nats)", "log"),
-        series=[
-            Series(
-                "what quantization adds: between the bounds", "band", _rounds(run),
-                [_number(line.bandwidth_upper) for line in run.trace],
-                [_number(line.bandwidth_lower) for line in run.trace],
-            ),
-            Series("student to combined logits", "line", _rounds(run), [_number(line.kl) for line in run.trace]),
-        ],
+        series=[Series("what quantization adds: between the bounds", "band", _rounds(run), upper, lower)],
         caption=(
             "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "
             "(ND) hold; exact logits never leave the nodes, so no one knows it more closely. With stratified dither "
-            "nodes that agree go below the band. The line is what distillation left."
+            "nodes that agree go below the band."
         ),
-    )  # fmt: skip
+    )
 
 
 def bits_by_node(run: Run) -> Chart:
@@ -213,15 +227,16 @@ def seconds_by_node(run: Run) -> Chart:
 
 def _baselines(run: Run) -> list[Series]:
     """Return other methods as points at their uplink, or as levels if they sent nothing; of nodes alone, the best."""
-    alone = [row for row in run.results if row.method.startswith("alone")]
-    best = min(alone, key=lambda row: row.heldout_loss, default=None)
+    known = [row for row in run.results if row.heldout_loss is not None]
+    alone = [row for row in known if row.method.startswith("alone")]
+    best = min(alone, key=lambda row: _number(row.heldout_loss), default=None)
     found = []
-    for row in run.results:
+    for row in known:
         if row.method == "fpld" or (row in alone and row is not best):
             continue
         name = "best node alone" if row is best else row.method
         kind = "dots" if row.uplink_bytes else "rule"
-        found.append(Series(name, kind, [row.uplink_bytes], [row.heldout_loss]))  # type: ignore[arg-type]
+        found.append(Series(name, kind, [row.uplink_bytes], [_number(row.heldout_loss)]))  # type: ignore[arg-type]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Pages: one self-contained file for runs or for a plan. Everything that came from outside is escaped.
+"""Pages: one self-contained file for one or more runs. Everything that came from outside is escaped.
 
 A page contains its style and its scripts and loads nothing: its policy allows the scripts that are in it, by their
 hashes, and nothing else. So markup that escaping missed would not run.
@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
 from fpld.errors import MissingExtraError
-from fpld.planner.rows import advice, policy_rows, site_rows
 from fpld.report import tables
 from fpld.report.charts import comparison_charts, run_charts
-from fpld.report.plan_charts import plan_charts
-from fpld.units import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from jinja2 import Environment
 
-    from fpld.planner import Forecast
     from fpld.report.runs import Run
 
 LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
@@ -33,17 +29,10 @@ SCRIPTS = (*LIBRARIES, "charts.js", "tables.js")
 
 def report_page(runs: Sequence[Run]) -> str:
     """Return the page of one run, or of several side by side."""
-    env = environment()
     parts = [comparison(runs)] if len(runs) > 1 else []
     parts += [run_section(run, f"run-{i}") for i, run in enumerate(runs)]
     title = "Report of a run" if len(runs) == 1 else f"Report of {len(runs)} runs"
-    return _page(env, title, f"fpld {__version__}: federated probe-logit distillation", "\n".join(parts))
-
-
-def plan_page(plans: Mapping[str, Forecast], note: str = "") -> str:
-    """Return the page of a plan, or of the answers to a target."""
-    body = "\n".join(plan_section(name, plan, f"plan-{i}") for i, (name, plan) in enumerate(plans.items()))
-    return _page(environment(), "Plan of a federation", f"fpld {__version__}. {note}".strip(), body)
+    return page(title, f"fpld {__version__}: federated probe-logit distillation", "\n".join(parts))
 
 
 def run_section(run: Run, key: str) -> str:
@@ -68,25 +57,20 @@ def comparison(runs: Sequence[Run]) -> str:
     )  # fmt: skip
 
 
-def plan_section(name: str, plan: Forecast, key: str) -> str:
-    """Return the part of a page that shows a plan."""
-    first = policy_rows(plan)[0]
-    tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
-    if first["round_seconds"] is not None:
-        tiles["uplinks of a round"] = f"{first['round_seconds']:.4g} s"
-    if first["upper"] is not None:
-        tiles["KL at most"] = f"{first['kl_at_most']:.3g} nats" + (
-            "" if first["upper_holds"] else " (not to be trusted)"
-        )
-    return environment().get_template("plan.html.j2").render(
-        name=name[:1].upper() + name[1:],
-        id=key,
-        tiles=tiles,
-        advice=advice(plan),
-        charts=plan_charts(plan),
-        sites=site_rows(plan),
-        policies=policy_rows(plan),
-    )  # fmt: skip
+def page(title: str, subtitle: str, body: str) -> str:
+    """Return a whole page around sections that templates have rendered."""
+    from markupsafe import Markup
+
+    scripts = [asset(name) for name in (*SCRIPTS, "report.js")]
+    template = environment().get_template("page.html.j2")
+    return template.render(
+        title=title,
+        subtitle=subtitle,
+        body=Markup(body),  # noqa: S704 (rendered by our own templates, which escape)
+        style=asset("page.css"),
+        scripts=scripts,
+        hashes=Markup(" ".join(_hash(script) for script in scripts)),  # noqa: S704 (hashes)
+    )
 
 
 def environment() -> Environment:
@@ -103,20 +87,6 @@ def environment() -> Environment:
 def asset(name: str) -> str:
     """Read a style sheet or a script of the package."""
     return files("fpld.report").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
-
-
-def _page(env: Environment, title: str, subtitle: str, body: str) -> str:
-    from markupsafe import Markup
-
-    scripts = [asset(name) for name in (*SCRIPTS, "report.js")]
-    return env.get_template("page.html.j2").render(
-        title=title,
-        subtitle=subtitle,
-        body=Markup(body),  # noqa: S704 (rendered by our own templates, which escape)
-        style=asset("page.css"),
-        scripts=scripts,
-        hashes=Markup(" ".join(_hash(script) for script in scripts)),  # noqa: S704 (hashes)
-    )
 
 
 def _hash(script: str) -> str:

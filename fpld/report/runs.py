@@ -54,6 +54,7 @@ class Line(_Read):
     node_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
     noise: list[float | None] = []
+    downlink_bytes: int = 0
     kl: float | None = None
     gain: float | None = None
     heldout_loss: float | None
@@ -114,9 +115,9 @@ class Result(_Read):
     """A row of `result.json`: a method, its held-out loss and what it sent."""
 
     method: str
-    heldout_loss: float
-    bits_per_byte: float
-    perplexity: float
+    heldout_loss: float | None
+    bits_per_byte: float | None
+    perplexity: float | None
     uplink_bytes: int = Field(ge=0)
     downlink_bytes: int = Field(default=0, ge=0)
 

@@ -32,7 +32,7 @@ def tiles(run: Run) -> dict[str, str]:
 
 def gap_closed(rows: Sequence[Row]) -> float | None:
     """Return the share of the gap between the best node alone and pooled training that the federation closes."""
-    loss = {row["method"]: row["heldout_loss"] for row in rows}
+    loss = {row["method"]: row["heldout_loss"] for row in rows if row["heldout_loss"] is not None}
     lone = [value for name, value in loss.items() if name.startswith("alone")]
     if not lone or "pooled" not in loss or "fpld" not in loss or min(lone) <= loss["pooled"]:
         return None
@@ -56,10 +56,12 @@ def round_rows(run: Run) -> list[Row]:
             "answered": len(line.nodes),
             "heldout_loss": line.heldout_loss,
             "kl": line.kl,
+            "gain": line.gain,
             "bandwidth_lower": line.bandwidth_lower,
             "bandwidth_upper": line.bandwidth_upper,
             "round_bytes": line.sent,
             "all_bytes": sent,
+            "downlink_bytes": line.downlink_bytes,
             "seconds": round(sum(line.phases.values()), 3),
         }
         for line, sent in zip(run.trace, run.uplink, strict=True)

@@ -48,6 +48,8 @@ def dump_arrays(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> byte
         offset += len(parts[-1])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
+    if len(text) > MAX_HEADER:
+        raise InputError(f"names, shapes and metadata must take at most {MAX_HEADER} bytes, got {len(text)}")
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
@@ -69,7 +71,7 @@ def parse_arrays(data: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[st
     """Parse the bytes of a file or message that is called `what`; anything unsound raises InputError."""
     try:
         return _parse(data)
-    except (SafetensorError, ValueError, OverflowError) as error:
+    except (SafetensorError, ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
         raise InputError(
             f"{what}: must be a whole safetensors file, but {error}; copy or make the file again"
         ) from error

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+TEMPORARY = ".fpld-"
+"""How the name of a half-written file begins, and of no other file."""
+
+
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a reader sees the old file or the whole new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -35,6 +39,31 @@ def write_atomic(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise storage_error(path, error) from error
+
+
+def keep(path: Path, previous: Path) -> None:
+    """Let a file have a second name, in place of what had that name; it is there under its own name all the time."""
+    temporary = path.with_name(f"{TEMPORARY}{previous.name}.kept")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            temporary.hardlink_to(path)
+        except OSError:  # a file system without links
+            write_atomic(temporary, path.read_bytes())
+        temporary.replace(previous)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(previous, error) from error
+
+
+def remove_half_written(folder: Path) -> None:
+    """Delete what writes that were cut off have left; folders in it that hold a run of their own are left alone."""
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not (Path(place) / name / "lock").exists()]
+        for name in files:
+            leftover = Path(place) / name
+            if name.startswith(TEMPORARY) and leftover.is_file() and not leftover.is_symlink():
+                leftover.unlink()
 
 
 def write_shared(path: Path, content: str) -> None:

@@ -31,7 +31,7 @@ VERSION = "1"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Distillation:
-    """Say how a student is distilled; the fields are the arguments of `Student.distill`."""
+    """State how a student is distilled; the fields are the arguments of `Student.distill`."""
 
     steps: int
     seed: int
@@ -45,18 +45,18 @@ class Distillation:
 class Student(ABC):
     """A language model over `vocab` token ids, with parameters that can be sent, averaged and stored.
 
-    A new kind of student gives the abstract methods below and a frozen dataclass as `Config`, with at least
+    A new kind of student adds the abstract methods below and a frozen dataclass as `Config`, with at least
     `vocab` (0 until it is known) and the number of `parameters`; the rest, with its checks, is here. Public
     methods validate; those with an underscore trust their arguments.
     """
 
     kind: ClassVar[str]
     Config: ClassVar[type[Any]]
+    config: Any  # the frozen dataclass from which an equal student can be made
 
-    @property
     @abstractmethod
-    def config(self) -> Any:
-        """Return the frozen dataclass from which an equal student can be made."""
+    def __init__(self, config: Any, *, seed: int, device: str = "cpu") -> None:
+        """Make a student; `seed` draws its first parameters, `device` is "cpu", "cuda" or "auto"."""
 
     @property
     @abstractmethod
@@ -68,18 +68,13 @@ class Student(ABC):
     def longest(self) -> int | None:
         """Return the longest sequence that can be evaluated, or None where there is no limit."""
 
-    @classmethod
-    @abstractmethod
-    def make(cls, config: Any, *, seed: int, device: str = "cpu") -> Self:
-        """Make a student; `seed` draws its first parameters, `device` is "cpu", "cuda" or "auto"."""
-
-    @abstractmethod
     def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of all parameters, float32, by name."""
+        """Return a copy of all parameters, float32, by name: every array that is an attribute."""
+        return {name: value.copy() for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
-    @abstractmethod
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over parameters that `load_state` has checked."""
+        """Replace the parameters by some that `load_state` has checked."""
+        vars(self).update({name: value.copy() for name, value in state.items()})
 
     @abstractmethod
     def _block(self, sequences: np.ndarray) -> np.ndarray:
@@ -87,11 +82,11 @@ class Student(ABC):
 
     @abstractmethod
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
-        """Do the work of `finetune`."""
+        """Train as `finetune` says, with arguments that it has checked."""
 
     @abstractmethod
     def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
-        """Do the work of `distill`; a relative target comes with a reference, a copy of the student at its start."""
+        """Train as `distill` says; a relative target comes with a reference, a copy of the student at its start."""
 
     @property
     def vocab(self) -> int:
@@ -215,7 +210,7 @@ class Student(ABC):
 
     def copy(self) -> Self:
         """Return a student with the same parameters that shares none of them."""
-        other = self.make(self.config, seed=0)
+        other = type(self)(self.config, seed=0)
         other._set_state(self.state())
         return other
 
@@ -245,7 +240,7 @@ class Student(ABC):
             config = cls.Config(**json.loads(metadata["config"]))
             # Before anything is made: a lying configuration must not make us allocate.
             _check_size(config.parameters, sum(array.size for array in state.values()))
-            student = cls.make(config, seed=0)
+            student = cls(config, seed=0)
             student.load_state(state)
         except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: must hold a sound {cls.kind} student, but {error}") from error

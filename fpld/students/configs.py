@@ -84,7 +84,7 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class HuggingFaceConfig:
-    """Say which model it is and how it is trained.
+    """State which model it is and how it is trained.
 
     `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
     `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, on all linear

@@ -154,7 +154,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def use_threads(count: int) -> None:
-    """Let PyTorch use `count` threads in this process; one per node is fastest, and bits depend on it."""
+    """Set PyTorch to `count` threads in this process; one per node is fastest, and bits depend on it."""
     check_count("count", count, 1)
     torch.set_num_threads(count)
 

@@ -73,6 +73,7 @@ class HuggingFace(GradientStudent):
 
     kind = "huggingface"
     Config = HuggingFaceConfig
+    config: HuggingFaceConfig  # with what was found in the folder
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
@@ -89,30 +90,20 @@ class HuggingFace(GradientStudent):
         count = sum(weight.numel() for weight in self._trained().values())
         _agree("parameters", config.parameters, count, path)
         vocab = int(model.config.vocab_size)
-        self._config = dataclasses.replace(config, vocab=vocab, parameters=count, weights=digest)
+        self.config = dataclasses.replace(config, vocab=vocab, parameters=count, weights=digest)
         if self.longest is not None and config.length > self.longest:
             raise InputError(f"length must be at most {self.longest} for {path}, got {config.length}")
         self.to(device)
 
     @property
-    def config(self) -> HuggingFaceConfig:
-        """Return the configuration, with what was found in the folder."""
-        return self._config
-
-    @property
     def micro(self) -> int:
         """Return how many sequences of a minibatch are done at a time."""
-        return self._config.micro
+        return self.config.micro
 
     @property
     def longest(self) -> int | None:
         """Return how many positions the model has, less the one that `bos` takes."""
-        return None if self._positions is None else int(self._positions) - self._config.bos
-
-    @classmethod
-    def make(cls, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> Self:
-        """Make a student."""
-        return cls(config, seed=seed, device=device)
+        return None if self._positions is None else int(self._positions) - self.config.bos
 
     @classmethod
     def load(cls, path: str | Path, *, model: str | Path | None = None) -> Self:
@@ -126,7 +117,7 @@ class HuggingFace(GradientStudent):
             config = HuggingFaceConfig(**json.loads(metadata["config"]) | {"path": str(model)})
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} must hold the configuration of a student, but {error}") from error
-        student = cls.make(config, seed=0)
+        student = cls(config, seed=0)
         student.load_state(state)
         return student
 
@@ -139,14 +130,14 @@ class HuggingFace(GradientStudent):
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Refuse a tokenizer with other tokens than the model's, where the model's folder has one."""
-        check_tokenizer(self._config.path, tokenizer)
+        check_tokenizer(self.config.path, tokenizer)
 
     def export(self, folder: Path, *, adapter: bool = False) -> None:
         """Write the model with its adapters merged, or the adapters alone; the model's own tokenizer beside it."""
-        if adapter and self._config.lora == 0:
+        if adapter and self.config.lora == 0:
             raise InputError("adapter must be False for a student without LoRA (student.lora = 0)")
-        tokenizer = load_tokenizer(self._config.path)
-        export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self._config.path).name)
+        tokenizer = load_tokenizer(self.config.path)
+        export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self.config.path).name)
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])

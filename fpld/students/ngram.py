@@ -10,7 +10,7 @@ where `buckets` exceeds the vocabulary; longer ones are hashed, in integers: the
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -65,64 +65,49 @@ class NGram(Student):
 
     kind = "ngram"
     Config = NGramConfig
+    config: NGramConfig
 
-    def __init__(self, config: NGramConfig) -> None:
+    def __init__(self, config: NGramConfig, *, seed: int = 0, device: str = "cpu") -> None:
+        """Make a student; nothing is drawn, and all is computed on the CPU."""
         check_count("vocab", config.vocab, 2)
-        self._config = config
-        self._bias = np.zeros(config.vocab, np.float32)
-        self._table = np.zeros((config.order, config.buckets, config.vocab), np.float32)
-
-    @property
-    def config(self) -> NGramConfig:
-        """Return the configuration."""
-        return self._config
+        check_count("seed", seed, 0)
+        if device not in ("cpu", "auto"):
+            raise InputError(f"device must be 'cpu' or 'auto' for an n-gram model, which is in NumPy, got {device!r}")
+        self.config = config
+        self.bias = np.zeros(config.vocab, np.float32)
+        self.table = np.zeros((config.order, config.buckets, config.vocab), np.float32)
 
     @property
     def window(self) -> int:
         """Return the order: the number of tokens that a prediction depends on."""
-        return self._config.order
+        return self.config.order
 
     @property
     def longest(self) -> int | None:
         """Return None: sequences of any length can be evaluated."""
         return None
 
-    @classmethod
-    def make(cls, config: NGramConfig, *, seed: int, device: str = "cpu") -> Self:
-        """Make a student; nothing is drawn, and all is computed on the CPU."""
-        check_count("seed", seed, 0)
-        if device not in ("cpu", "auto"):
-            raise InputError(f"device must be 'cpu' or 'auto' for an n-gram model, which is in NumPy, got {device!r}")
-        return cls(config)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Return a copy of the bias [V] and the table [order, buckets, V]."""
-        return {"bias": self._bias.copy(), "table": self._table.copy()}
-
-    def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
-        self._bias, self._table = state["bias"].copy(), state["table"].copy()
-
     def _block(self, sequences: np.ndarray) -> np.ndarray:
-        return self._logits(self._rows(sequences).reshape(-1, self._config.order))
+        return self._logits(self._rows(sequences).reshape(-1, self.config.order))
 
     def _rows(self, sequences: np.ndarray) -> np.ndarray:
         """Return for every position of sequences [S, T] its row in the table of each order: [S, T, order]."""
         count, length = sequences.shape
-        order, buckets = self._config.order, np.uint64(self._config.buckets)
-        padded = np.full((count, order + length), self._config.vocab, np.uint64)
+        order, buckets = self.config.order, np.uint64(self.config.buckets)
+        padded = np.full((count, order + length), self.config.vocab, np.uint64)
         padded[:, order:] = sequences
         rows = np.empty((count, length, order), np.int64)
         key = np.zeros((count, length), np.uint64)
         for k in range(order):
-            key = key * np.uint64(self._config.vocab + 1) + padded[:, order - k : order - k + length]
+            key = key * np.uint64(self.config.vocab + 1) + padded[:, order - k : order - k + length]
             rows[:, :, k] = key % buckets if k == 0 else ((key * _MULTIPLIER) >> np.uint64(32)) % buckets
         return rows
 
     def _logits(self, rows: np.ndarray) -> np.ndarray:
         """Return the logits [n, V] of contexts by their rows [n, order]."""
-        out = self._bias + self._table[0, rows[:, 0]]
-        for k in range(1, self._config.order):
-            out += self._table[k, rows[:, k]]
+        out = self.bias + self.table[0, rows[:, 0]]
+        for k in range(1, self.config.order):
+            out += self.table[k, rows[:, k]]
         return np.asarray(out)
 
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
@@ -130,13 +115,13 @@ class NGram(Student):
         rows = self._rows(tokens[None, :-1])[0]  # [n-1, order]
 
         def batch() -> Batch:
-            return text_batch(rows, tokens, self.vocab, rng, self._config.batch, 1.0)
+            return text_batch(rows, tokens, self.vocab, rng, self.config.batch, 1.0)
 
-        return self._train([batch], steps, rate or self._config.rate)
+        return self._train([batch], steps, rate or self.config.rate)
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
-        rng, size = np.random.default_rng(how.seed), how.batch or self._config.batch
-        rows = self._rows(sequences).reshape(-1, self._config.order)
+        rng, size = np.random.default_rng(how.seed), how.batch or self.config.batch
+        rows = self._rows(sequences).reshape(-1, self.config.order)
 
         def probe_batch() -> Batch:
             chosen = rng.integers(len(rows), size=size)
@@ -147,12 +132,12 @@ class NGram(Student):
         if how.public is not None:
             text, text_rows = how.public, self._rows(how.public[None, :-1])[0]
             batches.append(lambda: text_batch(text_rows, text, self.vocab, rng, size, how.public_weight))
-        return self._train(batches, how.steps, how.rate or self._config.distill_rate, how.average)
+        return self._train(batches, how.steps, how.rate or self.config.distill_rate, how.average)
 
     def _train(self, batches: list[Callable[[], "Batch"]], steps: int, rate: float, average: float = 0.0) -> float:
         """Take Adagrad steps; its sums start anew with each call, so the parameters are all the state."""
-        bias_sum, table_sum = np.zeros(1, np.float32), np.zeros(self._table.shape[:2], np.float32)
-        tail = TailAverage([self._bias, self._table], steps, average)
+        bias_sum, table_sum = np.zeros(1, np.float32), np.zeros(self.table.shape[:2], np.float32)
+        tail = TailAverage([self.bias, self.table], steps, average)
         losses = []
         for step in range(steps):
             drawn = [batch() for batch in batches]
@@ -176,12 +161,12 @@ class NGram(Student):
         self, rows: np.ndarray, gradient: np.ndarray, rate: float, bias_sum: np.ndarray, table_sum: np.ndarray
     ) -> None:
         """Move the bias, and each table row that occurs, by its summed gradient [n, V]; rows [n, order]."""
-        move(self._bias[None], bias_sum, gradient.sum(axis=0, keepdims=True), np.zeros(1, np.int64), rate)
-        for k in range(self._config.order):
+        move(self.bias[None], bias_sum, gradient.sum(axis=0, keepdims=True), np.zeros(1, np.int64), rate)
+        for k in range(self.config.order):
             order = np.argsort(rows[:, k], kind="stable")
             chosen, first = np.unique(rows[order, k], return_index=True)
             total = np.add.reduceat(gradient[order], first, axis=0)  # [unique rows, V]
-            move(self._table[k], table_sum[k], total, chosen, rate)
+            move(self.table[k], table_sum[k], total, chosen, rate)
 
 
 def move(table: np.ndarray, sums: np.ndarray, gradient: np.ndarray, chosen: np.ndarray, rate: float) -> None:

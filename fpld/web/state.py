@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from fpld.errors import FpldError, InputError
 from fpld.planner import Known, Sender, forecast
+from fpld.planner.page import plan_section
 from fpld.planner.sources import read
-from fpld.report.page import environment, plan_section, run_section
+from fpld.report.page import environment, run_section
 from fpld.report.runs import find_runs, read_run
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ def test_sigkill_at_random_moments_gives_identical_students(config_file: Path, t
 
 
 def limited() -> None:
-    """Let no file grow beyond 150 kB: writes of checkpoints fail as on a full disk."""
+    """Limit files to 150 kB: writes of checkpoints fail as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 

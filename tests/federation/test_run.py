@@ -57,9 +57,9 @@ def test_the_student_beats_every_node_alone_and_every_byte_is_counted(
     uplink = {row["method"]: row["uplink_bytes"] for row in rows}
     # The frames that the nodes stored are what was sent: 3 rounds, 3 nodes, header and checksum counted.
     assert uplink["fpld"] == sum(line["payload_bytes"] + line["overhead_bytes"] for line in lines)
-    allowed = 3 * (sum(int(480 * 256 * bits) // 8 for bits in (1.5, 4.0, 4.0)) + 3 * 104)
+    allowed = 3 * (sum(int(480 * 256 * bits) // 8 for bits in (1.5, 4.0, 4.0)) + 3 * 136)
     assert 0.99 * allowed < uplink["fpld"] <= allowed
-    assert uplink["float32 logits"] == 9 * (4 * 480 * 256 + 104)
+    assert uplink["float32 logits"] == 9 * (4 * 480 * 256 + 136)
     assert uplink["fedavg"] == 9 * 4 * students.load(out / "student.safetensors").parameters
     for line in lines:
         # Within one per cent, though an n-gram model's logits tie.
@@ -148,7 +148,7 @@ def test_variants_are_assemblies_of_the_same_pieces(
     if variant == "refinement":
         assert lines[2]["bandwidth_upper"] < lines[0]["bandwidth_upper"] / 4
     if variant == "uplink":
-        assert lines[0]["bits_allotted"][0] == pytest.approx((4000 * 60 - 8 * 104) / 480 / 256)
+        assert lines[0]["bits_allotted"][0] == pytest.approx((4000 * 60 - 8 * 136) / 480 / 256)
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_resume_goes_on_and_a_finished_run_stays(
             [("bits = 1.5", "bits = 0.005")],
             "'north' may send 0.005 bits per coordinate a round, the codec 'predictive' needs",
         ),
-        ([("bits = 1.5", "")], "nodes[0]: needs either bits or uplink"),
+        ([("bits = 1.5", "")], "nodes[0]: needs one of bits, context_bits and uplink"),
         ([("bits = 1.5", 'uplink = "9 parsec"')], "nodes[0].uplink: must be a rate such as '64 kbit/s'"),
         ([('name = "north"', 'name = "../north"')], "nodes[0].name"),
         ([('name = "north"', 'name = "east"')], "nodes: names must differ"),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fpld.engines.local.run import run
+from fpld.seeds import derive_key
+from fpld.storage.folder import RunFolder
 from tests.flower.conftest import NAMES, Deployment
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ VARIANTS = {
 def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, VARIANTS[variant])
     local = run(deployment.config, deployment.text, tmp_path / "local", resume=False)
+    # A deployment draws its key at random: here it is the one of the local run, since dither depends on it.
+    fixed = {"session": "ab" * 32, "key": derive_key(deployment.config.run.seed).hex()}
+    RunFolder(tmp_path / "flower").write_json("session.json", fixed)
     grid = deployment.grid()
     flower = deployment.serve(grid)
     assert deployment.trace("flower") == deployment.trace("local")

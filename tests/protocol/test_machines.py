@@ -101,7 +101,7 @@ def aggregator_in(phase: AggregatorPhase, rounds: int = 2) -> Aggregator:
 
 
 def happen(aggregator: Aggregator, event: AggregatorEvent) -> object:
-    """Let an event happen; for a frame return why it was refused."""
+    """Apply an event; for a frame return why it was refused."""
     arrays, meta = Aggregator(settings()).state()
     if event is AggregatorEvent.OPEN:
         return aggregator.open("none", {})
@@ -408,7 +408,7 @@ def test_a_node_refuses_conflicting_past_and_premature_things() -> None:
     with pytest.raises(InputError, match="shape"):
         later.answer(task(round=2), LOGITS[0, :3])
     with pytest.raises(ProtocolError, match="reconstruction that this node does not have"):
-        node.receive(replace(task(round=3), against="own").to_bytes())
+        node.receive(replace(task(round=3), against="own", base="ab" * 32).to_bytes())
 
 
 def test_a_mac_binds_a_frame_to_its_node() -> None:

@@ -61,9 +61,9 @@ def test_unsound_fields_are_refused(change: dict[str, object], message: str) -> 
     }
     head = {"plan": fields, "codec": "uniform", "against": "nothing", "broadcast": "none", **change}
     with pytest.raises(InputError, match=message):
-        Task.from_bytes(dump_arrays({}, {"format": "fpld-task-3", "task": json.dumps(head)}))
+        Task.from_bytes(dump_arrays({}, {"format": "fpld-task-4", "task": json.dumps(head)}))
 
 
 def test_another_format_is_named() -> None:
-    with pytest.raises(InputError, match="format must be 'fpld-task-3', got 'x'"):
+    with pytest.raises(InputError, match="format must be 'fpld-task-4', got 'x'"):
         Task.from_bytes(dump_arrays({}, {"format": "x", "task": "{}"}))

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpld import InputError
-from fpld.codecs.prior import in_eighths
-from fpld.protocol.priors import MARGIN, Block, ComputedPrior, Notes, _entries, collect, ranges, take_notes
+from fpld.codecs.prior import in_eighths, ranges
+from fpld.protocol.priors import MARGIN, Block, ComputedPrior, Notes, _entries, collect, take_notes
 
 SHAPE = (700, 1000)  # three blocks, the last one short
 LOGITS = np.random.default_rng(0).normal(0, 3, SHAPE).astype(np.float32)

@@ -61,7 +61,8 @@ def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.C
     names = {chart.name for chart in charts}
     assert names >= {
         "loss-by-bytes",
-        "kl-by-round",
+        "distillation-by-round",
+        "bandwidth-by-round",
         "bits-by-node",
         "seconds-by-phase",
         "seconds-by-node",

@@ -138,7 +138,7 @@ def _word(words: Any, at: Any) -> Any:
 
 @inlined
 def _fill(raws: Any, at: Any, held: Any, inhand: Any) -> Any:
-    """Have thirty raw bits in hand at least."""
+    """Refill the buffer to at least thirty raw bits."""
     if inhand < 31:
         held |= np.int64(raws[_u(min(at, raws.size - 1))]) << inhand
         inhand += 32

@@ -48,7 +48,7 @@ class PredictiveCodec:
 
     @property
     def traits(self) -> Traits:
-        """Say that it codes log-probabilities against a prior; with strict budgets there is no dither."""
+        """Return the traits: log-probabilities against a prior; with strict budgets there is no dither."""
         return Traits(prior=True, dither=not self.strict, refines=False)
 
     def least_bits(self, plan: Plan) -> float:

@@ -79,7 +79,7 @@ class Decoder:
 
 @kernel
 def _step(data: Any, state: Any, frequency: Any, below: Any) -> None:
-    """Leave a token behind; take bytes while the state is low, and there are some."""
+    """Remove a token from the state; append bytes while it is low and there are any."""
     x, at = after(state[0], frequency, below), state[_AT]
     while x < LOW and at < data.size:
         x = x << 8 | np.int64(data[at])

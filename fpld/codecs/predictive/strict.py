@@ -108,7 +108,7 @@ def _layout(own: Eighths | None, plan: Plan) -> _Layout:
 
 
 def _classes(plan: Plan) -> int:
-    """Each class costs a few bits in every context."""
+    """Return how many classes a context's bits pay for: each costs a few bits in every context."""
     return int(min(max(plan.bits // _BITS_A_CLASS, 1), 16))
 
 

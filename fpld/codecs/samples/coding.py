@@ -36,10 +36,14 @@ def encode(blocks: Iterable[Reals], plan: Plan) -> bytes:
     """Encode consecutive blocks of contexts, each looked at once; what is kept of them is what may be coded."""
     pieces = _pieces(blocks, plan)
     few = min(max(HELD // plan.vocab, 1), plan.contexts)
+    kept = np.empty((few, plan.vocab), np.float32)  # one array: large ones get large pages, which cost less
     held: list[Piece] = []
-    while sum(len(rows) for rows, *_ in held) < few:
-        held.append(next(pieces))
-    total = sum(float(np.abs(change).sum(dtype=np.float64)) for _, change, _ in held)
+    total = 0.0
+    while not held or held[-1][0].stop < few:
+        rows, change, prior = next(pieces)
+        total += float(np.abs(change).sum(dtype=np.float64))
+        kept[rows.start : rows.stop] = change
+        held.append((rows, kept[rows.start : rows.stop], prior))
     step, material, payload = _search(held, plan, _guess(total / few, plan.bits))
     if few < plan.contexts:
         material = Material(plan, max(step - _MARGIN, 0))
@@ -55,8 +59,9 @@ def encode(blocks: Iterable[Reals], plan: Plan) -> bytes:
 
 
 def _pieces(blocks: Iterable[Reals], plan: Plan) -> Iterator[Piece]:
-    """Return contexts, their d and their prior, so many at a time that they stay in the cache."""
+    """Return contexts, their d (until the next are asked for) and their prior: so many as stay in the cache."""
     start, few = 0, max(HELD // plan.vocab, 1)
+    room = np.empty((2, max(BLOCK, plan.vocab)), np.float32)
     for block in blocks:
         part = _check.block(block, plan.shape, start)
         cuts = [few - start] if start < few < start + len(part) else []
@@ -64,7 +69,7 @@ def _pieces(blocks: Iterable[Reals], plan: Plan) -> Iterator[Piece]:
             for piece in split(len(own), plan.vocab, BLOCK):
                 rows = range(start + piece.start, start + piece.stop)
                 prior = prior_block(plan, rows)
-                yield rows, differences(own[piece.start : piece.stop], prior, rows.start), prior
+                yield rows, differences(own[piece.start : piece.stop], prior, rows.start, room), prior
             start += len(own)
     _check.all_rows(start, plan.contexts)
 

@@ -38,24 +38,31 @@ def _look_up(prior: Any, table: Any, out: Any) -> None:
         out[i] = table[np.uint64(last + prior[i])]  # no sign: vectorises
 
 
-def prior_chances(prior: Eighths) -> Floats32:
-    """Return the prior's probabilities: exp of its integers, with sum one in each context."""
+def prior_chances(prior: Eighths, out: Floats32 | None = None) -> Floats32:
+    """Return the prior's probabilities, in `out` if given: exp of its integers, with sum one in each context."""
     check_range(prior)
-    chances = np.empty(prior.shape, np.float32)
+    chances = np.empty(prior.shape, np.float32) if out is None else out
     _look_up(prior.ravel(), _CHANCES, chances.ravel())
     chances *= np.float32(1) / chances.sum(axis=1, keepdims=True)
     return chances
 
 
-def differences(logits: Array, prior: Eighths, start: int) -> Floats32:
-    """Return d = p - pi of the contexts from `start` on; refuse NaN and infinities."""
+def differences(logits: Array, prior: Eighths, start: int, room: Floats32 | None = None) -> Floats32:
+    """Return d = p - pi of the contexts from `start` on; refuse NaN and infinities.
+
+    `room` is memory for two arrays of that size, of which the first becomes the result: pages that are used again and
+    again cost far less than new ones.
+    """
+    p, pi = (np.empty((2, logits.size), np.float32) if room is None else room)[:, : logits.size].reshape(
+        2, *logits.shape
+    )
     top = logits.max(axis=1, keepdims=True)
     if not (np.isfinite(top).all() and np.isfinite(logits.min())):  # both pass NaN on
         _check.finite(logits, start)
-    p: Floats32 = np.subtract(logits, top, dtype=np.result_type(logits, np.float32)).astype(np.float32, copy=False)
+    np.subtract(logits, top, out=p, dtype=np.result_type(logits, np.float32), casting="same_kind")
     np.exp(p, out=p)
     p *= np.float32(1) / p.sum(axis=1, keepdims=True)
-    p -= prior_chances(prior)
+    p -= prior_chances(prior, pi)
     return p
 
 
@@ -67,15 +74,17 @@ class Material:
         self._ratios = grid.log_ratios(finest)
         self._sieve, self._scratch = grid.make_sieve(self._ratios), Scratch.make(plan.vocab)
         self._parts: list[tuple[Array, ...]] = []
+        self._room: tuple[Array, ...] = ()
 
     def add(self, rows: range, change: Floats32, prior: Eighths) -> None:
         """Take the next contexts."""
-        size = change.size
-        packed, counts = np.empty(size, np.int32), np.zeros((len(rows), 2), np.int64)
-        tokens, values, drawn = np.empty(size, np.int32), np.empty(size, np.float32), np.empty(size, np.uint32)
+        if not self._room or self._room[0].size < change.size:
+            self._room = tuple(np.empty(change.size, kind) for kind in (np.int32, np.int32, np.float32, np.uint32))
+        packed, tokens, values, drawn = self._room
+        counts = np.zeros((len(rows), 2), np.int64)
         source = keys_of(self.plan, rows), prior.ravel(), change.ravel(), self.plan.vocab
         scale = 1 / grid.step_size(self.finest), self._ratios, LOGS
-        _collect(*source, *scale, *self._sieve[:4], *self._scratch, packed, tokens, values, drawn, counts)
+        _collect(*source, *scale, self._sieve, self._scratch, packed, tokens, values, drawn, counts)
         kept, changing = counts.sum(axis=0)
         ends = tuple(part[:changing].copy() for part in (tokens, values, drawn))
         self._parts.append((packed[:kept].copy(), *ends, counts[:, 0]))
@@ -96,16 +105,8 @@ def _collect(
     inverse: Any,
     ratios: Any,
     logs: Any,
-    always: Any,
-    above: Any,
-    reach: Any,
-    width: Any,
-    words: Any,
-    halves: Any,
-    marks: Any,
-    eights: Any,
-    some: Any,
-    places: Any,
+    sieve: Any,
+    scratch: Any,
     packed: Any,
     tokens: Any,
     values: Any,
@@ -113,13 +114,13 @@ def _collect(
     counts: Any,
 ) -> None:
     """Keep what may be coded; `counts` [n, 2] takes how many of a context are kept, and how many of them may change."""
+    halves, places = scratch.halves, scratch.places
     n, changing = 0, 0
     for row in range(keys.shape[0]):
         key, at, before, earlier = keys[row], row * vocab, n, changing
         for lane in range(0, vocab, LANES):
             ends = lane, min(lane + LANES, vocab)
-            sieve = always, above, reach, width
-            count = sift(key, prior, change, at, *ends, inverse, *sieve, words, halves, marks, eights, some, places)
+            count = sift(key, prior, change, at, *ends, inverse, sieve, scratch)
             for k in range(count):
                 v = places[k]
                 u, d, level = draw(key, halves[v], v), np.float64(change[at + v]), -np.int64(prior[at + v])

@@ -73,7 +73,7 @@ def bins(ratio: Any, upper: Any, lower: Any) -> Any:
 
 @inlined
 def _mood(mood: Any) -> Any:
-    """Say whether a context had fewer symbols than expected so far, about as many, or more."""
+    """Return 0, 1 or 2: a context had fewer symbols than expected so far, about as many, or more."""
     found, expected = (mood[0] + 1) << (BITS + 2), mood[1] + (1 << BITS)
     if found < 3 * expected:
         return 0

@@ -49,7 +49,7 @@ class Symbols:
         coder = self.state, self.code, self.learning, self.mood, self.where
         size = vocab, rows.start, self.total, grid.most_symbol(self.step), self.ratios, LOGS
         source = keys_of(self.plan, rows), prior.ravel()
-        found = _read(*coder, *source, *size, *self.sieve, *self.scratch, _NO_CHANGE, starts, tokens, symbols)
+        found = _read(*coder, *source, *size, self.sieve, self.scratch, _NO_CHANGE, starts, tokens, symbols)
         if found == BAD_PRIOR:
             check_range(prior)
         self._sound(found >= 0)
@@ -98,32 +98,22 @@ def _read(
     most: Any,
     ratios: Any,
     logs: Any,
-    always: Any,
-    above: Any,
-    reach: Any,
-    width: Any,
-    reaches: Any,
-    widths: Any,
-    words: Any,
-    halves: Any,
-    marks: Any,
-    eights: Any,
-    some: Any,
-    places: Any,
+    sieve: Any,
+    scratch: Any,
     none: Any,
     starts: Any,
     tokens: Any,
     symbols: Any,
 ) -> Any:
     """Read contexts from `first` on; return how many symbols are not zero, or what is wrong."""
+    halves, places, reaches, widths = scratch.halves, scratch.places, sieve.reaches, sieve.widths
     n = 0
     for row in range(keys.shape[0]):
         key, at = keys[row], row * vocab
         mood[0], mood[1] = 0, 0
         for lane in range(0, vocab, LANES):
             ends = lane, min(lane + LANES, vocab)
-            sieve = always, above, reach, width
-            count = sift(key, prior, none, at, *ends, 0.0, *sieve, words, halves, marks, eights, some, places)
+            count = sift(key, prior, none, at, *ends, 0.0, sieve, scratch)
             for k in range(count):
                 v = places[k]
                 level = -np.int64(prior[at + v])

@@ -38,37 +38,20 @@ class Scratch(NamedTuple):
 
 
 def sift_reference(
-    key: Any,
-    prior: Any,
-    change: Any,
-    at: Any,
-    first: Any,
-    last: Any,
-    inverse: Any,
-    always: Any,
-    above: Any,
-    reach: Any,
-    width: Any,
-    words: Any,
-    halves: Any,
-    marks: Any,
-    eights: Any,
-    some: Any,
-    places: Any,
+    key: Any, prior: Any, change: Any, at: Any, first: Any, last: Any, inverse: Any, sieve: Any, scratch: Any
 ) -> int:
-    """List the tokens to look at in `places`; return how many. NumPy's version of `sift`."""
-    del words, marks, eights, some
+    """List the tokens to look at in `scratch.places`; return how many. NumPy's version of `sift`."""
     upper = uppers(key, last)[first:]
-    halves[first:last] = upper
+    scratch.halves[first:last] = upper
     own = prior[at + first : at + last]
-    found = own > always
+    found = own > sieve.always
     for k in range(3):
-        found |= (own > above[k]) & (upper + reach[k] < width[k])
+        found |= (own > sieve.above[k]) & (upper + sieve.reach[k] < sieve.width[k])
     if change.size:
         scaled = change[at + first : at + last] * np.float32(inverse * _CELLS) + upper.astype(np.float32)
         found |= (scaled < np.float32(_MARGIN)) | (scaled >= np.float32(_CELLS - 1 - _MARGIN))
     listed = first + np.flatnonzero(found)
-    places[: listed.size] = listed
+    scratch.places[: listed.size] = listed
     return int(listed.size)
 
 
@@ -94,19 +77,9 @@ if available():
             words[j] = uint32((h & uint32(0xFFFF0000)) + high) | (uint32(h + low) & uint32(0xFFFF))
 
     @bare
-    def _mark(
-        prior: Any,
-        at: Any,
-        first: Any,
-        last: Any,
-        always: Any,
-        above: Any,
-        reach: Any,
-        width: Any,
-        halves: Any,
-        marks: Any,
-    ) -> None:
-        limit, t0, t1 = int16(always), int16(above[0]), int16(above[1])
+    def _mark(prior: Any, at: Any, first: Any, last: Any, sieve: Any, halves: Any, marks: Any) -> None:
+        above, reach, width = sieve.above, sieve.reach, sieve.width
+        limit, t0, t1 = int16(sieve.always), int16(above[0]), int16(above[1])
         r0, r1, r2 = uint16(reach[0]), uint16(reach[1]), uint16(reach[2])
         w0, w1, w2 = uint16(width[0]), uint16(width[1]), uint16(width[2])
         at = uint64(at)
@@ -143,34 +116,19 @@ if available():
 
     @bare
     def sift(
-        key: Any,
-        prior: Any,
-        change: Any,
-        at: Any,
-        first: Any,
-        last: Any,
-        inverse: Any,
-        always: Any,
-        above: Any,
-        reach: Any,
-        width: Any,
-        words: Any,
-        halves: Any,
-        marks: Any,
-        eights: Any,
-        some: Any,
-        places: Any,
+        key: Any, prior: Any, change: Any, at: Any, first: Any, last: Any, inverse: Any, sieve: Any, scratch: Any
     ) -> Any:
-        """List which tokens from `first` to `last` of the context at `at` to look at in `places`; return how many.
+        """List the tokens from `first` to `last` of the context at `at` to look at; return how many.
 
         `change` is d, or empty; with it, whatever might not be zero with the step 1 / `inverse` is listed too.
-        `halves` takes the upper halves of the draws.
+        `scratch.places` takes the list, `scratch.halves` the upper halves of the draws.
         """
-        _halves(key, words, first // 2, (last + 1) // 2)
-        _mark(prior, at, first, last, always, above, reach, width, halves, marks)
+        halves, marks = scratch.halves, scratch.marks
+        _halves(key, scratch.words, first // 2, (last + 1) // 2)
+        _mark(prior, at, first, last, sieve, halves, marks)
         if change.size:
             _mark_changes(change, at, first, last, inverse, halves, marks)
-        return _list(marks, eights, first // 8, (last + 7) // 8, some, places)
+        return _list(marks, scratch.eights, first // 8, (last + 7) // 8, scratch.some, scratch.places)
 
 else:
     sift = sift_reference

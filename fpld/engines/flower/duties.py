@@ -60,7 +60,7 @@ def join(home: Home, data: bytes) -> bytes:
 
 
 def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> bytes:
-    """Do a round: fine-tune, probe, code; return the frame."""
+    """Run a round: fine-tune, probe, code; return the frame."""
     order = _order(home, data, "train")
     if task.broadcast == "weights" and not task.arrays:
         task = replace(task, arrays=_kept_student(order))

@@ -6,6 +6,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from fpld._check import printable
 from fpld.federation.engine import Absence
 
 if TYPE_CHECKING:
@@ -43,6 +44,6 @@ def explain(name: str, error: Error) -> Absence:
     """Return why a node gave no answer."""
     if error.code in _REASONS:
         return Absence(name, *_REASONS[error.code])
-    reason = (error.reason or f"error {error.code}").strip()
+    reason = printable(error.reason or f"error {error.code}", 1000)
     found = re.fullmatch(r"<class '[^']*'>:<'(.*)'>", reason, re.DOTALL)
-    return Absence(name, "failed", " ".join((found[1] if found else reason).split()))
+    return Absence(name, "failed", found[1] if found else reason)

@@ -124,7 +124,7 @@ class Letter:
         if not hmac.compare_digest(self.tag, _tag(key, self.text)):
             raise ProtocolError("a letter's tag does not match: it was altered, or made with another key")
         if self.body.get("kind") != kind:
-            raise ProtocolError(f"a letter of kind {kind!r} must come here, got {self.body.get('kind')!r}")
+            raise ProtocolError(f"a letter of kind {kind!r} must come here, got {self.body.get('kind')!r:.40}")
         return self.body
 
 

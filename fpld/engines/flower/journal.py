@@ -7,21 +7,28 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from fpld._check import printable
 from fpld.federation.log import RESULT
+from fpld.storage.files import storage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 LOG = "log.txt"
+_LONGEST = 2000  # characters of a line
 log = logging.getLogger(__name__)
 
 
 def note(folder: Path, text: str, **more: bool) -> None:
     """Add a line to a folder's log."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOG).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"time": round(time.time(), 3), "text": text, **more}) + "\n")
+    line = json.dumps({"time": round(time.time(), 3), "text": printable(text, _LONGEST), **more}) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOG).open("a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError as error:
+        raise storage_error(folder / LOG, error) from error
 
 
 class Journal(logging.Handler):
@@ -48,11 +55,20 @@ def follow(folder: Path) -> Iterator[list[Mapping[str, Any]]]:
                 new = file.read()
             whole = new[: new.rfind(b"\n") + 1]
             place += len(whole)
-            said = [json.loads(line) for line in whole.splitlines()]
+            said = [found for line in whole.splitlines() if (found := _parsed(line)) is not None]
         yield said
+
+
+def _parsed(line: bytes) -> Mapping[str, Any] | None:
+    """Return what a line says, None if it is torn: a process was killed, or a disk was full, in the middle of it."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("text"), str) else None
 
 
 def retell(lines: Iterator[list[Mapping[str, Any]]]) -> None:
     """Log in this process what another one has written since the last time."""
     for line in next(lines):
-        log.info("%s", line["text"], extra=RESULT if line.get("result") else None)
+        log.info("%s", printable(line["text"], _LONGEST), extra=RESULT if line.get("result") else None)

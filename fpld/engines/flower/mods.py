@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def budget_guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Let a round's reply out only if it is one frame within the task's budget, and nothing else.
+    """Pass a round's reply on only if it is one frame within the task's budget, and nothing else.
 
     A mod of Flower's. An app of your own keeps the bit budget with it, whatever its other mods do.
     """

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Message
 
+from fpld._check import printable
+from fpld.engines.flower.answers import Joined
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import LETTER, pack, unpack
@@ -89,15 +91,14 @@ class Roster:
 
     def _admit(self, identity: int, data: bytes, challenge: str) -> None:
         letter = Letter.parse(data)
-        name = str(letter.body.get("name"))
+        name = letter.body.get("name")
         if name not in self.names:
-            raise ProtocolError(f"{name!r} is not a node of this federation")
-        index = list(self.names).index(name)
-        body = letter.check(self._keys.get(index, b""), "joined")
-        if not challenge or body.get("challenge") != challenge:
+            raise ProtocolError(f"{printable(name, 64)!r} is not a node of this federation")
+        index = list(self.names).index(str(name))
+        answer = Joined.parse(letter.check(self._keys.get(index, b""), "joined"))
+        if answer.challenge != challenge:
             raise ProtocolError(f"{name}: its answer is to another question")
-        lacks = body.get("missing")
-        if not isinstance(lacks, list) or not set(map(str, lacks)) <= set(self._files):
+        if not set(answer.missing) <= set(self._files):
             raise ProtocolError(f"{name}: its answer asks for files that are not of this run")
-        self.ids[index], self.missing[index] = identity, lacks
+        self.ids[index], self.missing[index] = identity, answer.missing
         log.info("%s is connected", name)

@@ -25,6 +25,7 @@ from fpld.federation.federation import Federation
 from fpld.federation.log import listen
 from fpld.federation.prepare import prepare_public
 from fpld.federation.result import finish_run
+from fpld.seeds import derive_key
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -64,10 +65,10 @@ def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, An
     with store.lock(), _status(store), listen(Journal(store.path)):
         claim(store, text, resume=store.has("config.toml"))
         public = prepare_public(config, store)
-        session = _session(store)
+        session, key = session_of(store, config)
         parts, files = publish(config, store)
         keys = node_keys(config, session)
-        federation = Federation(config, store, public, "fpld", pool=Inline(), mac_keys=keys)
+        federation = Federation(config, store, public, "fpld", pool=Inline(), mac_keys=keys, run_key=key)
         roster = Roster(federation.names, keys, session, files)
         wait = config.flower.wait if config.flower is not None else 60.0
         ProbeLogitDistillation(federation, roster, session, parts, files, wait=wait).start(grid)
@@ -95,16 +96,27 @@ def public_file(config: Config, name: str) -> Path:
     return path
 
 
-def _session(store: RunFolder) -> bytes:
-    """Draw what sets this run apart from every other, once; a resumed run finds it."""
+def session_of(store: RunFolder, config: Config) -> tuple[bytes, bytes]:
+    """Draw what sets this run apart from every other, once: its session and its key. A resumed run finds them.
+
+    A simulation, which has no [flower], has the key that follows from the seed: it gives what the local engine gives.
+    """
     if not store.has(SESSION):
-        store.write_json(SESSION, {"session": secrets.token_hex(32)})
-    return bytes.fromhex(store.read_json(SESSION)["session"])
+        key = derive_key(config.run.seed) if config.flower is None else secrets.token_bytes(32)
+        store.write_json(SESSION, {"session": secrets.token_hex(32), "key": key.hex()})
+    found = store.read_json(SESSION)
+    try:
+        session, key = bytes.fromhex(found["session"]), bytes.fromhex(found["key"])
+    except (KeyError, TypeError, ValueError):
+        session, key = b"", b""
+    if (len(session), len(key)) != (32, 32):
+        raise InputError(f"{store.path / SESSION} must hold the session and the key of this run: start the run anew")
+    return session, key
 
 
 @contextlib.contextmanager
 def _status(store: RunFolder) -> Iterator[None]:
-    """Write to the run's folder whether the run goes on, is done or has failed, for who started it."""
+    """Write to the run's folder whether the run goes on, is done or has failed."""
     store.write_json(STATUS, {"state": "running"})
     try:
         yield

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 
+from fpld._check import printable
+from fpld.engines.flower.answers import Evaluated
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import (
@@ -26,8 +28,8 @@ from fpld.engines.flower.payload import (
     pack_task,
     unpack,
 )
-from fpld.errors import FpldError, ProtocolError
-from fpld.federation.engine import Absence, Heldout
+from fpld.errors import FpldError, ProtocolError, StorageError
+from fpld.federation.engine import Absence, Heldout, Refusal
 from fpld.protocol.messages import digest
 from fpld.storage.arrays import dump_arrays
 
@@ -173,6 +175,8 @@ class ProbeLogitDistillation(Strategy):
             receipt = self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
             if receipt.verdict == "asked":
                 self._again.append(index)
+        except StorageError:
+            raise  # this end's own trouble
         except FpldError as error:
             return Absence(name, "failed", str(error))
         return None
@@ -199,25 +203,28 @@ class ProbeLogitDistillation(Strategy):
         names = self.federation.names
         losses: list[float | None] = [None] * len(names)
         tokens = size = 0
+        refused: list[Refusal] = []
         student = digest(dump_arrays(self.federation.student, {}))
         for index, reply in self._recognized(replies):
             try:
                 if reply.has_error():
                     raise ProtocolError(explain(names[index], reply.error).reason)
                 letter = Letter.parse(unpack(reply.content, "letter", LETTER))
-                losses[index], count, text = _evaluated(letter, self._keys.get(index, b""), server_round)
-                tokens, size = tokens + count, size + text
+                found = Evaluated.parse(letter.check(self._keys.get(index, b""), "evaluated"), round=server_round)
+                losses[index] = found.loss
+                tokens, size = tokens + found.tokens, size + found.bytes
                 self._holds[index] = student
             except FpldError as error:
                 self._forget(index)
-                log.warning("%s did not evaluate the student: %s", names[index], error)
-        line = self.federation.finish(Heldout(losses, size / tokens if tokens else None))
+                refused.append(Refusal(names[index], f"did not evaluate the student: {printable(error)}"))
+                log.warning("%s %s", *refused[-1])
+        line = self.federation.finish(Heldout(losses, size / tokens if tokens else None, refused))
         loss = line["heldout_loss"]
         known = {"kl": line["kl"], "gain": line["gain"], "heldout_loss": loss}
         return MetricRecord({name: value for name, value in known.items() if value is not None})
 
     def summary(self) -> None:
-        """Say what is about to happen."""
+        """Log how many rounds and nodes there are."""
         settings, done = self.federation.setup.settings, self.federation.state.round
         after = f", of which {done} are done" if done else ""
         names = ", ".join(settings.names)
@@ -248,16 +255,3 @@ class ProbeLogitDistillation(Strategy):
                     if not reply.has_error():  # it has what was sent along
                         self.roster.missing[index] = []
                     yield index, reply
-
-
-def _evaluated(letter: Letter, key: bytes, round: int) -> tuple[float, int, int]:
-    body = letter.check(key, "evaluated")
-    loss, tokens, size = body.get("loss"), body.get("tokens"), body.get("bytes")
-    if body.get("round") != round:
-        raise ProtocolError(f"its losses are of round {body.get('round')}")
-    if not isinstance(loss, float) or not math.isfinite(loss):
-        raise ProtocolError(f"its loss must be a number, got {loss!r}")
-    for count in (tokens, size):
-        if not isinstance(count, int) or not 0 < count < 2**40:
-            raise ProtocolError(f"its text's size must be a positive number, got {count!r}")
-    return loss, int(str(tokens)), int(str(size))

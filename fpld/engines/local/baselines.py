@@ -1,24 +1,30 @@
-"""What a bit buys: each node alone, all text pooled, FedAvg of weights; at their own measured uplink."""
+"""What a bit buys: each node alone, all text pooled, float32 logits, and the mixture of the nodes' models as the limit.
+
+Each at its own measured bytes. FedAvg has a module of its own.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fpld import students
 from fpld.engines.local.engine import evaluation, federate
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
+from fpld.federation.keep import OWN
 from fpld.federation.prepare import prepare
 from fpld.federation.result import federation_row, measured_row
-from fpld.federation.training import average
 from fpld.seeds import derive_seed
-from fpld.storage.folder import text_file
+from fpld.storage.folder import HELDOUT, text_file
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
     from fpld.config import Config
+    from fpld.federation.federation import Federation
     from fpld.federation.result import Row
     from fpld.storage.folder import Arrays, RunFolder
 
@@ -28,12 +34,28 @@ log = logging.getLogger(__name__)
 
 
 class Bench(NamedTuple):
-    """What a baseline works with: the configuration, the prepared folder, and who does the jobs."""
+    """What a baseline works with: the configuration, the prepared folder, who does the jobs, and the federation.
+
+    `first` holds the trainings of a first round by the number of rounds, under a lock: all who average begin alike.
+    """
 
     config: Config
     run: RunFolder
     bytes_per_token: float
     pool: Executor
+    federation: Future[Federation]
+    first: dict[int, list[Future[Any]]]
+    lock: threading.Lock
+
+    @property
+    def start(self) -> Arrays:
+        """Return the weights of the student before the first round."""
+        return students.read_state(self.run.path / base_file(self.config, None))
+
+    def models(self) -> list[Arrays]:
+        """Return the nodes' models as they were after their last training, when the federation has ended."""
+        folder = self.federation.result().store.path
+        return [students.read_state(folder / f"nodes/{node}/{OWN}") for node in range(len(self.config.nodes))]
 
     def train(self, index: int, state: Arrays | None, steps: int, seed: int, rate: float | None) -> Future[Any]:
         """Fine-tune a node's model on the node's text."""
@@ -56,13 +78,19 @@ def base(bench: Bench) -> list[Row]:
 
 
 def alone(bench: Bench) -> list[Row]:
-    """Train each node on its own text for as many steps as it makes in the federation, from the same base."""
-    log.info("baseline: each node alone")
-    config = bench.config
-    steps, rate = config.local.steps * config.run.rounds, config.baselines.rate or config.local.rate
-    nodes = range(len(config.nodes))
-    trained = [bench.train(i, None, steps, derive_seed(config.run.seed, "alone", i), rate) for i in nodes]
-    losses = [bench.evaluate(future.result(), index) for index, future in enumerate(trained)]
+    """Train each node on its own text for as many steps as it makes in the federation, from the same base.
+
+    In a federation of one round that is what the nodes have done.
+    """
+    config, nodes = bench.config, range(len(bench.config.nodes))
+    if config.run.rounds == 1:
+        states = bench.models()
+    else:
+        log.info("baseline: each node alone")
+        steps, rate = config.local.steps * config.run.rounds, config.baselines.rate or config.local.rate
+        trained = [bench.train(i, None, steps, derive_seed(config.run.seed, "alone", i), rate) for i in nodes]
+        states = [future.result() for future in trained]
+    losses = [bench.evaluate(state, index) for index, state in enumerate(states)]
     return [bench.row(f"alone: {node.name}", loss) for node, loss in zip(config.nodes, losses, strict=True)]
 
 
@@ -83,21 +111,15 @@ def pooled(bench: Bench) -> list[Row]:
     return [bench.row("pooled", bench.evaluate(state), private)]
 
 
-def fedavg(bench: Bench) -> list[Row]:
-    """Average float32 weights each round, with the same local steps."""
-    config, state, uplink = bench.config, None, 0
-    nodes = range(len(config.nodes))
-    for round in range(1, config.run.rounds + 1):
-        log.info("baseline: FedAvg, round %d", round)
-        rate, seeds = (
-            config.local.rate_in(round, config.run.rounds),
-            [derive_seed(config.run.seed, "local", round, index) for index in nodes],
-        )
-        futures = [bench.train(index, state, config.local.steps, seeds[index], rate) for index in nodes]
-        states = [future.result() for future in futures]
-        uplink += sum(array.nbytes for weights in states for array in weights.values())
-        state = average(states)
-    return [bench.row("fedavg", bench.evaluate(state), uplink)]
+def ensemble(bench: Bench) -> list[Row]:
+    """Mix the probabilities of the nodes' models after their last training: the limit of what their labels can teach.
+
+    Nobody can send it: it takes all models at once.
+    """
+    config, run = bench.config, bench.run
+    bases = [run.path / base_file(config, index) for index in range(len(config.nodes))]
+    losses = bench.pool.submit(jobs.evaluate_mixture, bases, bench.models(), run.path / HELDOUT, config.probe.length)
+    return [bench.row("ensemble", losses)]
 
 
 def float32(bench: Bench) -> list[Row]:
@@ -109,11 +131,12 @@ def float32(bench: Bench) -> list[Row]:
 
 def float32_variant(config: Config) -> Config:
     """Return the same federation with raw float32 logits: what FedMD and FedDF average."""
-    nodes = [node.model_copy(update={"bits": 32.0, "uplink": None, "clip": None}) for node in config.nodes]
+    limits = {"bits": 32.0, "context_bits": None, "uplink": None, "clip": None}
+    nodes = [node.model_copy(update=limits) for node in config.nodes]
     return config.model_copy(
         update={
             "nodes": nodes,
             "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
-            "budget": config.budget.model_copy(update={"total": None}),
+            "budget": config.budget.model_copy(update={"total": None, "context_total": None}),
         }
     )

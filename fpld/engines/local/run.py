@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from fpld.engines.local.baselines import Bench, base
 from fpld.engines.local.engine import federate
-from fpld.engines.pool import Counting, make_pool
+from fpld.engines.pool import Counting, Lanes, make_pool
 from fpld.federation.claim import claim
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
@@ -27,11 +28,14 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
     with store.lock():
         claim(store, text, resume)
         prepared = prepare(config, store)
-        with make_pool(config.engine.workers) as workers, ThreadPoolExecutor(4) as threads:
-            pool = Counting(workers, jobs_in(config))
-            bench = Bench(config, store, prepared.bytes_per_token, pool)
+        with (
+            make_pool(config.engine.workers) as workers,
+            ThreadPoolExecutor(1 + len(config.baselines.methods)) as threads,
+        ):
+            lanes = Lanes(Counting(workers, jobs_in(config)), config.engine.workers)
             # The federation waits for its slowest node and for distillation: baselines fill the gaps.
-            main = threads.submit(federate, config, store, prepared, "fpld", pool)
+            main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0))
+            bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, threading.Lock())
             others = [threads.submit(_baseline, name, bench) for name in config.baselines.methods]
             rows = base(bench)
             federation = main.result()
@@ -44,7 +48,15 @@ def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
     federation = rounds * (nodes + 2 + codecs.get(config.codec.name).traits.prior)
-    each = {"alone": 2 * nodes, "pooled": 2, "fedavg": rounds * nodes + 1, "float32": federation}
+    averaging = sum(1 + nodes * count for count in config.baselines.rounds or [rounds])
+    each = {
+        "alone": nodes if rounds == 1 else 2 * nodes,
+        "pooled": 2,
+        "fedavg": averaging,
+        "fedavg-1bit": averaging,
+        "ensemble": 1,
+        "float32": federation,
+    }
     # Nobody knows how many jobs a baseline from outside submits.
     return 1 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
 

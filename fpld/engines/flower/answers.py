@@ -1,0 +1,52 @@
+"""What nodes answer in letters, by strict models: a wrong answer is that node's refusal, and no one else's trouble."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from fpld._check import printable
+from fpld.config import Section
+from fpld.errors import ProtocolError
+
+MOST_LOSS = 100.0  # nats per token: no text is as hard for any model that says anything at all
+Size = Annotated[int, Field(gt=0, lt=2**40)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Answer(Section):
+    """A node's answer: nothing is converted, nothing else may be in it."""
+
+    @classmethod
+    def parse(cls, body: dict[str, Any], **expected: object) -> Self:
+        """Check a letter's body; fields that are known beforehand must be as expected."""
+        try:
+            found = cls.model_validate(body)
+        except ValidationError as error:
+            item = error.errors(include_url=False)[0]
+            place = printable(".".join(map(str, item["loc"])), 40)
+            raise ProtocolError(f"its answer's {place}: {item['msg']}, got {printable(item['input'], 40)}") from None
+        for name, value in expected.items():
+            if getattr(found, name) != value:
+                raise ProtocolError(f"its answer is to another question: {name} must be {value}")
+        return found
+
+
+class Joined(Answer):
+    """Who a node is, and which of the run's files it lacks."""
+
+    kind: Literal["joined"]
+    name: Annotated[str, Field(max_length=64)]
+    challenge: Digest
+    missing: Annotated[list[Digest], Field(max_length=1000)]
+
+
+class Evaluated(Answer):
+    """A student's loss in nats per token on a node's held-out text, and the size of that text."""
+
+    kind: Literal["evaluated"]
+    round: Annotated[int, Field(ge=0, lt=2**32)]
+    loss: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)]
+    tokens: Size
+    bytes: Size

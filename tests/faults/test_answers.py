@@ -1,0 +1,125 @@
+"""What nodes say in answers and errors: one node's nonsense is that node's refusal, and never the end of the run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flwr.app import Error, Message
+
+from fpld.cli import main
+from fpld.engines.flower.answers import Evaluated
+from fpld.engines.flower.home import open_home
+from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.journal import follow, note, retell
+from fpld.engines.flower.payload import LETTER, pack, unpack
+from fpld.errors import ProtocolError
+from fpld.federation.engine import Absence
+from fpld.report.runs import read_run
+from fpld.web.state import State
+from tests.flower.conftest import Deployment, _in_a_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["_in_a_run"]
+
+GOOD = {"kind": "evaluated", "round": 2, "loss": 3.5, "tokens": 100, "bytes": 250}
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\x00‮"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": True},
+        {"tokens": "12"},
+        {"tokens": 0},
+        {"bytes": 2**50},
+        {"bytes": 1.5},
+        {"loss": 4000.0},
+        {"loss": -1.0},
+        {"loss": float("nan")},
+        {"loss": float("inf")},
+        {"loss": True},
+        {"loss": "3.5"},
+        {"loss": None},
+        {"round": 1},
+        {"round": True},
+        {"kind": "joined"},
+        {"more": "x" * 1000},
+    ],
+)
+def test_an_evaluation_is_checked_strictly(change: dict[str, Any]) -> None:
+    assert Evaluated.parse(dict(GOOD), round=2).loss == 3.5
+    with pytest.raises(ProtocolError, match="its answer") as caught:
+        Evaluated.parse({**GOOD, **change}, round=2)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_reason_is_one_short_printable_line() -> None:
+    reason = Absence("north", "failed", ESCAPES + "x" * 1_500_000).reason
+    assert len(reason) == 256
+    assert reason.isprintable()
+    assert reason.startswith("[2J ]0;owned x")
+
+
+def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
+    """Return what changes a node's evaluations: `changes` by (node, round); a text is an error with that text."""
+
+    def changed(file: Path, reply: Message) -> Message:
+        if reply.has_error() or reply.metadata.message_type != "evaluate":
+            return reply
+        body = Letter.parse(unpack(reply.content, "letter", LETTER)).body
+        change = changes.get((file.parent.name, body["round"]))
+        if isinstance(change, str):
+            failed = Message(Error(2, change), reply_to=reply)
+            failed.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+            return failed
+        if change is not None:
+            session = json.loads((deployment.folder / "flower/session.json").read_text())["session"]
+            key = open_home(file).secret(bytes.fromhex(session))
+            reply.content = pack(letter=(write_letter(key, {**body, **change}), LETTER))
+        return reply
+
+    return changed
+
+
+def test_wrong_evaluations_are_refusals_and_the_result_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2")])
+    grid = deployment.grid()
+    lies: dict[tuple[str, int], Any] = {
+        ("east", 1): {"tokens": True},
+        ("south", 1): {"loss": 4000.0},
+        ("north", 2): ESCAPES + "y" * 1_500_000,
+        ("east", 2): {"loss": 1e308},
+        ("south", 2): {"round": 1},
+    }
+    grid.tamper = tamper(deployment, lies)
+    rows = deployment.serve(grid)
+    first, last = deployment.trace()
+    assert {record["node"] for record in first["refused"]} == {"east", "south"}
+    assert {record["node"] for record in last["refused"]} == {"north", "east", "south"}
+    assert all(record["reason"].startswith("did not evaluate the student: ") for record in last["refused"])
+    assert all(len(record["reason"]) <= 256 and record["reason"].isprintable() for record in last["refused"])
+    assert first["heldout_loss"] == first["heldout_by_node"][0]
+    assert rows[0]["heldout_loss"] is None  # nobody evaluated the last round
+    assert (tmp_path / "flower/log.txt").stat().st_size < 20_000
+    assert read_run(tmp_path / "flower").finished
+    assert main(["report", str(tmp_path / "flower"), "--out", str(tmp_path / "page.html")]) == 0
+    capsys.readouterr()
+    assert "not evaluated" in State(tmp_path).run("flower")["body"]
+
+
+def test_torn_and_foreign_lines_of_a_log_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = follow(tmp_path)
+    next(lines)
+    note(tmp_path, "one" + ESCAPES)
+    with (tmp_path / "log.txt").open("ab") as file:
+        file.write(b'{"time": 1, "te\n\xff\xfe\n[1]\n{"text": 5}\n' + b"[" * 100_000 + b"\nnull\n")
+    note(tmp_path, "two")
+    with caplog.at_level("INFO"):
+        retell(lines)
+    assert [record.getMessage() for record in caplog.records] == ["one [2J ]0;owned", "two"]

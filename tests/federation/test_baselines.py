@@ -1,0 +1,105 @@
+"""Baselines: FedAvg in any number of rounds and in one bit, the mixture as the limit, and no training done twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from fpld import config as configuration
+from fpld import students
+from fpld.engines.local.run import run
+from fpld.engines.pool import Inline, Lanes
+from fpld.federation import jobs, onebit
+from fpld.federation.keep import OWN
+from fpld.federation.training import average, heldout_losses
+from fpld.numerics import softmax
+from fpld.storage.arrays import read_arrays
+from fpld.storage.folder import HELDOUT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpld.storage.folder import Arrays
+
+METHODS = '["alone", "pooled", "fedavg", "fedavg-1bit", "ensemble"]'
+
+
+def changed(file: Path, baselines: str) -> configuration.Config:
+    text = file.read_text().replace("rounds = 3", "rounds = 1").replace("steps = 25", "steps = 24")
+    return configuration.parse(f"{text}\n[baselines]\nmethods = {METHODS}\n{baselines}", "test")
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the steps of every training that baselines ask for."""
+    found: list[int] = []
+    train = jobs.finetune
+
+    def counted(base: Path, state: Arrays | None, texts: Any, steps: int, *others: Any) -> Arrays:
+        found.append(steps)
+        return train(base, state, texts, steps, *others)
+
+    monkeypatch.setattr(jobs, "finetune", counted)
+    return found
+
+
+def test_one_round_trains_nothing_twice(config_file: Path, tmp_path: Path, trainings: list[int]) -> None:
+    out = tmp_path / "run"
+    rows = {row["method"]: row for row in run(changed(config_file, ""), "", out, resume=False)}
+    assert trainings == [24]  # pooled
+    base, length = out / "base-0.safetensors", 16
+    texts = [read_arrays(out / HELDOUT)[0][str(node)] for node in range(3)]
+    files = [out / f"fpld/nodes/{node}/{OWN}" for node in range(3)]
+    models = [students.load(file) for file in files]
+    for model, name in zip(models, ("north", "east", "south"), strict=True):
+        assert rows[f"alone: {name}"]["heldout_loss"] == np.mean(heldout_losses(model, texts, length))
+    mean = students.load(base)
+    start = mean.state()
+    mean.load_state(average([model.state() for model in models]))
+    assert rows["fedavg"]["heldout_loss"] == pytest.approx(np.mean(heldout_losses(mean, texts, length)), rel=1e-5)
+    assert rows["fedavg"]["uplink_bytes"] == rows["fedavg"]["downlink_bytes"] == 3 * 4 * mean.parameters
+    assert rows["ensemble"]["heldout_loss"] == pytest.approx(np.mean([mixed(models, text) for text in texts]), rel=1e-6)
+    bits = len(onebit.encode(start, seed=0))
+    assert rows["fedavg-1bit"]["uplink_bytes"] == 3 * bits < rows["fedavg"]["uplink_bytes"] / 30
+    assert rows["fedavg-1bit"]["heldout_loss"] < rows["base"]["heldout_loss"]
+
+
+def mixed(models: list[students.Student], text: Any) -> float:
+    """The loss of the mean of the models' probabilities, by the definition, on whole windows of 16 tokens."""
+    count = (len(text) - 1) // 16 * 16
+    chances = np.mean([softmax(model.logits(text[:count].reshape(-1, 16))) for model in models], axis=0)
+    return float(-np.log(chances[np.arange(count), text[1 : count + 1]]).mean())
+
+
+def test_rounds_split_the_same_steps_and_share_their_first_round(
+    config_file: Path, tmp_path: Path, trainings: list[int]
+) -> None:
+    rows = run(changed(config_file, "rounds = [1, 2, 3]\nfedavg_rate = 0.1\n"), "", tmp_path / "run", resume=False)
+    found = {row["method"]: row for row in rows}
+    # Pooled; one round; two rounds, of which the second differs by the channel; three, of which two do.
+    assert sorted(trainings) == sorted([24] + 3 * [24] + 3 * 3 * [12] + 5 * 3 * [8])
+    for name in ("fedavg", "fedavg-1bit"):
+        sent = [found[f"{name}, {label}"]["uplink_bytes"] for label in ("1 round", "2 rounds", "3 rounds")]
+        assert sent == [sent[0], 2 * sent[0], 3 * sent[0]]
+    assert len({row["heldout_loss"] for name, row in found.items() if name.startswith("fedavg")}) == 6
+
+
+def test_a_lower_lane_goes_first_and_errors_reach_who_asked() -> None:
+    lanes, order, gate = Lanes(ThreadPoolExecutor(1), 1), [], threading.Event()
+    first = lanes.lane(1).submit(gate.wait, 10)
+    waiting = [lanes.lane(number).submit(order.append, number) for number in (1, 1, 0, 0)]
+    failing = lanes.lane(0).submit(int, "x")
+    time.sleep(0.01)
+    gate.set()
+    for future in (first, *waiting):
+        future.result(timeout=10)
+    assert order == [0, 0, 1, 1]
+    with pytest.raises(ValueError, match="invalid literal"):
+        failing.result(timeout=10)
+    pool = Inline()
+    assert Lanes(pool, 0).lane(1) is pool
