@@ -59,7 +59,7 @@ screenshots: setup browser ## the pictures of pages that the docs show, from a r
 results: setup ## docs/results.md from runs, kept under out/results/ (an hour; goes on where it stopped)
 	$(BIN)/python experiments/results.py
 
-bench: setup ## docs/performance.md from measurements on this machine (ten minutes)
+bench: setup ## docs/performance.md from measurements on this machine (half an hour)
 	$(BIN)/python -m benchmarks.performance
 
 clean: ## remove .venv, caches and outputs

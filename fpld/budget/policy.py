@@ -7,16 +7,30 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpld import _check
 from fpld.errors import BudgetError, InputError
-from fpld.registry import allocators, estimators
+from fpld.registry import allocators, codecs, estimators
 
 if TYPE_CHECKING:
     from fpld.budget.estimators import State
     from fpld.types import Floats
 
-ALLOCATOR = "optimal"
-"""The allocator of estimators that want one, if none is named."""
+_LEAST_WEIGHT = 1e-12  # of the largest
 _CLOSE = 1e-6  # of the total: how far rounding may take an allocator from it
+
+
+def usual_allocator(codec: str) -> str:
+    """Return the allocator for a codec if none is named: it goes by how the codec's noise falls with bits.
+
+    A sampled label's falls as 1/bits, that of dense ones as 4^-bits.
+    """
+    return "square-root" if codecs.get(codec).traits.sparse else "optimal"
+
+
+def _bounded(weights: Floats) -> Floats:
+    """Hold estimated weights to a range that any allocator can work with: they follow from what nodes claim."""
+    top = float(np.nanmax(weights, initial=0.0, where=np.isfinite(weights)))
+    return np.clip(np.nan_to_num(weights, nan=top, posinf=top), max(top * _LEAST_WEIGHT, _LEAST_WEIGHT), max(top, 1.0))
 
 
 def check_choice(allocator: str | None, estimator: str, forget: float) -> None:
@@ -37,7 +51,9 @@ class Budget:
 
     Without a total every node sends at its cap. With one, `allocator` shares it out by the nodes' weights; with an
     `estimator` they are estimated, and the first `warmup` rounds are uniform (Algorithm 2). `forget` < 1 lets the
-    estimate fade, for nodes that drift. Without an allocator it is `optimal`, or the estimator's own.
+    estimate fade, for nodes that drift. Without an allocator it is the `usual` one, or the estimator's own. By what is
+    estimated of it, no node gets more than `share` times what it would have if the total were shared out evenly: a
+    node may claim what it likes, and the others keep theirs.
     """
 
     caps: Floats
@@ -49,9 +65,12 @@ class Budget:
     estimator: str = "none"
     warmup: int = 1
     forget: float = 1.0
+    usual: str = "optimal"
+    share: float = 2.0
 
     def __post_init__(self) -> None:
         check_choice(self.allocator, self.estimator, self.forget)
+        _check.real("share", self.share, least=1.0)
 
     def bits(self, round: int, estimate: State | None = None) -> Floats:
         """Return the bits per probe context of each node in a round, from what the estimator knows so far."""
@@ -59,13 +78,17 @@ class Budget:
             return self.caps
         estimator = estimators.get(self.estimator)
         known = None if estimate is None else estimator.weights(estimate)
+        even = self._allocate("uniform", np.ones_like(self.caps), self.caps)
         if estimator.wants.warmup and (round <= self.warmup or known is None):
-            return self._allocate("uniform", np.ones_like(self.caps))
+            return even
+        caps = np.minimum(self.caps, self.share * even)
         if estimate is not None and not estimator.wants.allocator:
-            bits = estimator.share(estimate, self.total, self.caps, self.floors)
+            bits = estimator.share(estimate, self.total, caps, self.floors)
             return self._within(bits, f"estimator {self.estimator!r}")
+        if known is not None:
+            return self._allocate(self.allocator or self.usual, _bounded(known), caps)
         given = np.ones_like(self.caps) if self.weights is None else self.weights
-        return self._allocate(self.allocator or ALLOCATOR, given if known is None else known)
+        return self._allocate(self.allocator or self.usual, given, self.caps)
 
     @property
     def sharing(self) -> str:
@@ -73,15 +96,15 @@ class Budget:
         wants = estimators.get(self.estimator).wants
         if self.total is None:
             return "every node sends at its limit"
-        allocator = f"the allocator {self.allocator or ALLOCATOR!r}"
+        allocator = f"the allocator {self.allocator or self.usual!r}"
         if not wants.warmup:
             return f"the total is shared out by {allocator}"
         named = f"the estimator {self.estimator!r}"
         later = f"{allocator} with weights of {named}" if wants.allocator else f"{named} itself"
         return f"the total is shared out evenly until round {self.warmup}, then by {later}"
 
-    def _allocate(self, name: str, weights: Floats) -> Floats:
-        bits = allocators.get(name)(weights, self.total or 0.0, self.vocab, self.caps, self.floors)
+    def _allocate(self, name: str, weights: Floats, caps: Floats) -> Floats:
+        bits = allocators.get(name)(weights, self.total or 0.0, self.vocab, caps, self.floors)
         return self._within(bits, f"allocator {name!r}")
 
     def _within(self, bits: Floats, whose: str) -> Floats:

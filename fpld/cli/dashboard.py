@@ -48,10 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Serve until stopped."""
     try:
-        import uvicorn
-
         from fpld.web.app import make_app
         from fpld.web.guard import LOCAL
+        from fpld.web.server import server
     except ImportError:
         raise MissingExtraError("the dashboard", "dashboard") from None
     if not arguments.folder.is_dir():
@@ -70,10 +69,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if token is not None:
             output.note(f"token: {token}")
     sys.stdout.flush()
-    config = uvicorn.Config(
-        make_app(arguments.folder, token), log_level="warning", access_log=False, server_header=False
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    server(make_app(arguments.folder, token)).run(sockets=[listener])
     return 0
 
 

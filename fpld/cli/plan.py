@@ -11,8 +11,9 @@ from fpld import _check
 from fpld.cli.arguments import numbers, one_or_each, rates, sizes, words
 from fpld.errors import InputError
 from fpld.planner import Known, Sender, forecast, least_total, shortest_deadline
+from fpld.planner.labels import label_rows
 from fpld.planner.rows import advice, policy_rows, site_rows
-from fpld.registry import allocators
+from fpld.registry import allocators, codecs
 from fpld.storage.files import write_shared
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ adds (KL in nats); seconds are those of uplinks, side by side, without training.
   fpld plan --links 10Mbit/s,1Mbit/s --clips 1 --deadline 600 --contexts 16384 --vocab 1024 --target 0.001
   fpld plan hospitals --total 40MB --write planned.toml
   fpld plan runs/warmup --deadline 120 --out plan.html
+  fpld plan --codec samples --caps 660kB,660kB,660kB,660kB,660kB --contexts 92160 --vocab 1024 --student 4.3MB
 """
 
 
@@ -53,7 +55,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--samples", type=float, metavar="n", help="samples a site, for the data term (default: no data term)")
     add("--peak", type=float, metavar="P", help="largest probability of a token (default: 1/V, or as measured)")
     add("--total", type=sizes, metavar="TOTAL", help="all sites together in a round: bits, or a size (default: caps)")
-    add("--policy", default="optimal", help=f"one of {', '.join(allocators.names())} (default: optimal)")
+    usual = "square-root for sampled labels, optimal for all others"
+    add("--policy", metavar="NAME", help=f"one of {', '.join(allocators.names())} (default: {usual})")
+    add("--codec", metavar="NAME", help=f"one of {', '.join(codecs.names())} (default: CONFIG's, or uniform)")
+    add("--student", type=sizes, metavar="SIZE", help="the student's weights, such as 4.3MB, which go down every round")
     add("--target", type=float, metavar="KL", help="the least total and the shortest deadline for a KL of at most this")
     add("--channel", choices=["wire", "paper"], default="wire", help="honest bytes, or the paper's channel")
     add("--out", type=Path, metavar="FILE.html", help="write the plan as a page")
@@ -67,16 +72,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         raise InputError("--write needs CONFIG (a TOML file, a preset or a run's folder) for texts and models")
     known = _known(arguments, source)
     plans = _answers(arguments, known, source)
-    tables = [(name, site_rows(plan), policy_rows(plan)) for name, plan in plans.items()]
+    tables = [(name, site_rows(plan), policy_rows(plan), label_rows(plan)) for name, plan in plans.items()]
     if output.json:
         rows = [{"table": kind, "answer": name, **row} for name, *parts in tables
-                for kind, part in zip(("sites", "policies"), parts, strict=True) for row in part]  # fmt: skip
+                for kind, part in zip(("sites", "policies", "labels"), parts, strict=True) for row in part]  # fmt: skip
         output.result("plan", rows)
-    for (name, sites, policies), plan in zip(tables, plans.values(), strict=True):
+    for (name, sites, policies, labels), plan in zip(tables, plans.values(), strict=True):
         output.table(sites, title=f"{name}: bits per coordinate of each site")
-        output.table(
-            policies, title=f"{name}: cost and bracket, {plan.policy} and the other policies at the same total"
-        )
+        what = "noise" if plan.known.sparse else "bracket"
+        output.table(policies, title=f"{name}: cost and {what}, {plan.policy} and the other policies at the same total")
+        if labels:
+            output.table(labels, title=f"{name}: contexts and bits for each, as planned and as would be best")
         for line in [*advice(plan), *([source.note] if source and source.note else [])]:
             output.note(line)
     chosen = next(iter(plans.values()))
@@ -103,8 +109,12 @@ def _source(arguments: argparse.Namespace) -> Source | None:
 
 def _known(arguments: argparse.Namespace, source: Source | None) -> Known:
     """Put together what is known: the source, and over it the arguments."""
-    given = {name: getattr(arguments, name) for name in ("deadline", "rounds", "samples", "contexts", "vocab")}
+    given = {name: getattr(arguments, name) for name in ("deadline", "rounds", "samples", "contexts", "vocab", "codec")}
     given = {name: value for name, value in given.items() if value is not None} | {"channel": arguments.channel}
+    if arguments.student is not None:
+        if len(arguments.student) != 1 or not arguments.student[0].in_bytes:
+            raise InputError("--student must be one size in bytes, such as 4.3MB")
+        given["student"] = arguments.student[0].value
     if source is None:
         for name in ("contexts", "vocab"):
             if name not in given:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from fpld.cli.output import Output
+    from fpld.cli.output import Output, Row
+    from fpld.config import Config
 
 HELP = "train one model from text at many nodes; without CONFIG, the demonstration"
 EPILOG = """\
@@ -58,20 +59,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Run, and print the table."""
     from fpld import config as configuration
-    from fpld.engines.local.run import run as run_federation
-    from fpld.federation.check import refuse
     from fpld.report.tables import gap_closed
 
+    _stop_at_signals()
     if arguments.seeds is not None:
         return _run_seeds(arguments, output)
     config, text = configuration.load(arguments.config, seed=arguments.seed)
     out = _folder(arguments, config.run.out)
     started = time.monotonic()
-    _stop_at_signals()
-    with output.status(), _no_trace(out):
-        if not arguments.resume:
-            refuse(config, arguments.config, local=True)
-        rows = run_federation(config, text, out, resume=arguments.resume)
+    rows = _run(config, text, out, arguments.resume, arguments.config, output)
     output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
     closed = gap_closed(rows)
     if closed is not None:
@@ -80,40 +76,34 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-@contextmanager
-def _no_trace(out: Path) -> Iterator[None]:
-    """Remove the folder that a start has made if it fails before there is anything to resume."""
-    new = not out.exists()
-    try:
-        yield
-    except FpldError:
-        if new and out.exists() and not (out / "prepared.json").exists():
-            shutil.rmtree(out)
-        raise
+def _run(config: Config, text: str, out: Path, resume: bool, name: str, output: Output) -> list[Row]:
+    """Check a configuration and run it."""
+    from fpld.engines.local.run import run as run_federation
+    from fpld.federation.check import refuse
+
+    with output.status(), _no_trace(out):
+        if not resume:
+            refuse(config, name, local=True)
+        return run_federation(config, text, out, resume=resume)
 
 
 def _run_seeds(arguments: argparse.Namespace, output: Output) -> int:
     """Run with each seed in a folder of its own, and print what they have in common; --resume makes what is missing."""
     from fpld import config as configuration
-    from fpld.engines.local.run import run as run_federation
     from fpld.report.figures import save_figure
     from fpld.report.seeds import draw, summarize
     from fpld.storage.folder import RunFolder
 
     loaded = [configuration.load(arguments.config, seed=seed) for seed in arguments.seeds]
     out = _folder(arguments, loaded[0][0].run.out)
-    _stop_at_signals()
     results = []
     for seed, (config, text) in zip(arguments.seeds, loaded, strict=True):
         folder = RunFolder(out / f"seed-{seed}")
-        with output.status(), _no_trace(folder.path):
-            there = folder.has("config.toml")
-            done = arguments.resume and folder.has("result.json")
-            results.append(
-                folder.read_json("result.json")
-                if done
-                else run_federation(config, text, folder.path, resume=arguments.resume and there)
-            )
+        if arguments.resume and folder.has("result.json"):
+            results.append(folder.read_json("result.json"))
+            continue
+        begun = arguments.resume and folder.has("config.toml")
+        results.append(_run(config, text, folder.path, begun, arguments.config, output))
     rows = summarize(results)
     listed = ", ".join(map(str, arguments.seeds))
     output.result("run", rows, title=f"Held-out text of all nodes: means over seeds {listed} ({out})")
@@ -136,6 +126,18 @@ def _folder(arguments: argparse.Namespace, default: str) -> Path:
     if arguments.out is not None:
         return Path(arguments.out)
     return Path(default) if arguments.resume else _free(Path(default))
+
+
+@contextmanager
+def _no_trace(out: Path) -> Iterator[None]:
+    """Remove the folder that a start has made if it fails before there is anything to resume."""
+    new = not out.exists()
+    try:
+        yield
+    except FpldError:
+        if new and out.exists() and not (out / "prepared.json").exists():
+            shutil.rmtree(out)
+        raise
 
 
 def _free(out: Path) -> Path:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 Learnt = np.ndarray[Any, np.dtype[np.uint16]]
 
 
+LARGEST = 2.0**15
+"""What no decoded logit exceeds, but for the rounding of a range: encoders and readers refuse larger ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Traits:
     """State what a codec is and needs.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fpld import _check
-from fpld.codecs.base import Traits
+from fpld.codecs.base import LARGEST, Traits
 from fpld.codecs.blocks import SeekReader, checked_blocks
-from fpld.errors import BudgetError, FrameError
+from fpld.errors import BudgetError, FrameError, InputError
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Float32Codec:
         parts = []
         for rows, part in checked_blocks(blocks, plan):
             _check.finite(part, rows.start)
+            if np.abs(part).max() > LARGEST:
+                raise InputError(f"logits must lie within ±{LARGEST:g}, got {np.abs(part).max():g}")
             parts.append(part.astype("<f4", copy=False).tobytes())
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -51,8 +53,8 @@ class Float32Codec:
 
         def decode(rows: range) -> Decoded:
             values = logits[rows.start : rows.stop]
-            if not np.isfinite(values).all():
-                raise FrameError("payload holds a logit that is not finite")
+            if not (np.abs(values) <= LARGEST).all():  # NaN is none of them
+                raise FrameError(f"payload holds a logit that is not within ±{LARGEST:g}")
             return Decoded(values.astype(np.float32), exact, exact)
 
         return SeekReader(plan, decode)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.budget.limits import Uplinks, senders
-from fpld.budget.policy import Budget
+from fpld.budget.policy import Budget, usual_allocator
 from fpld.protocol.wire import OVERHEAD
+from fpld.types import MAX_BITS
 
 if TYPE_CHECKING:
     from fpld.config import Config
@@ -19,7 +20,7 @@ def configured(config: Config, *, contexts: int, vocab: int) -> Budget:
     nodes = senders(config.nodes, vocab)
     limits = Uplinks(nodes, contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD).feasible()
     budget = Budget(
-        caps=limits.caps,
+        caps=np.minimum(limits.caps, MAX_BITS * vocab),
         floors=limits.floors,
         vocab=vocab,
         total=config.budget.bits(vocab),
@@ -28,6 +29,7 @@ def configured(config: Config, *, contexts: int, vocab: int) -> Budget:
         estimator=config.budget.estimator,
         warmup=config.budget.warmup,
         forget=config.budget.forget,
+        usual=usual_allocator(config.codec.name),
     )
     budget.bits(1)
     return budget

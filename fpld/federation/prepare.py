@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fpld import data
+from fpld.errors import InputError
 from fpld.federation.bases import make_bases
 from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.texts import first_documents, read_corpus, write_texts
@@ -48,8 +50,11 @@ def prepare(config: Config, store: RunFolder) -> Prepared:
         log.info("reading texts")
         documents = read_corpus(config)
         write_texts(config, documents, _write_public(config, documents, store), store)
-    public = _read_public(config, store)
-    return Prepared(public.probe, public.tokens, store.read_json("prepared.json")["bytes_per_token"])
+    public, known = _read_public(config, store), store.read_json("prepared.json")
+    size = known.get("bytes_per_token") if isinstance(known, dict) else None
+    if not isinstance(size, float) or not 0 < size < math.inf:
+        raise InputError(f"{store.path / 'prepared.json'} must say bytes_per_token, got {size!r}: start the run anew")
+    return Prepared(public.probe, public.tokens, size)
 
 
 def prepare_public(config: Config, store: RunFolder) -> Public:
@@ -79,6 +84,8 @@ def _write_public(config: Config, documents: list[Document], store: RunFolder) -
 
 def _read_public(config: Config, store: RunFolder) -> Public:
     arrays, _ = store.read_arrays(PUBLIC)
+    if "tokens" not in arrays:
+        raise InputError(f"{store.path / PUBLIC} must hold the tokens of the public text: start the run anew")
     public = Public(data.ProbeSet.load(store.path / PROBE), arrays["tokens"])
     make_bases(config, store, public.vocab, public.tokens)
     return public

@@ -58,8 +58,8 @@ def commit(store: RunFolder, state: State, trace: Sequence[Line], *, run: str) -
     write_kept(store.path / CHECKPOINT, arrays, state.known, run=run)
 
 
-def recall(store: RunFolder, *, run: str) -> tuple[State, list[Line]] | None:
-    """Return the last sound state that was committed in this run and its trace; None if there is none."""
+def recall(store: RunFolder, *, run: str | None) -> tuple[State, list[Line]] | None:
+    """Return the last sound state that was committed in this run (None: whichever) and its trace, if there is one."""
     found = recall_kept(store.path / CHECKPOINT, run=run)
     if found is None:
         return None

@@ -7,14 +7,14 @@ A forecast never promises less than the upper bound, and `doubts` says when that
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fpld import _check
 from fpld.budget.limits import KINDS
-from fpld.budget.policy import Budget
+from fpld.budget.policy import Budget, usual_allocator
 from fpld.errors import BudgetError, InputError
 from fpld.paper import theory
 from fpld.registry import allocators
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from fpld.planner.known import Known
     from fpld.types import Floats
 
-POLICIES = ("optimal", "uniform", "inverse")
+POLICIES = ("uniform", "inverse")
+"""Policies that a plan is compared with."""
 MEGABYTE = 1e6
 _STEPS = 60  # of a bisection: the limit of float64
 
@@ -93,9 +94,26 @@ class Forecast:
         known = self.known
         return self.lower is not None and self.lower.holds and known.codec == "uniform" and not self._stratified
 
+    @property
+    def noise(self) -> float | None:
+        """Return the noise of the mean target of sampled labels, sum_i (w_i / n_i) / K^2; None if no weights are known.
+
+        That is of independent draws; stratified ones have less.
+        """
+        if not self.known.sparse or any(site.weight is None for site in self.known.sites):
+            return None
+        return float((self.known.weights / self.bits).sum()) / len(self.bits) ** 2
+
+    @property
+    def cost(self) -> float | None:
+        """Return what bits make smaller: the upper bound's bandwidth term in nats, or the noise of sampled labels."""
+        if self.known.sparse:
+            return self.noise
+        return None if self.upper is None else self.upper.bandwidth
+
     def next_megabyte(self) -> list[float | None]:
-        """Return by how much the upper bound would fall with one more megabyte a round at each site, links aside."""
-        now = self.upper
+        """Return by how much the cost would fall with one more megabyte a round at each site, links aside."""
+        now = self.cost
         if now is None:
             return [None] * len(self.bits)
         most = self.known.uplinks.limits().most[KINDS.index("codec")]
@@ -103,13 +121,15 @@ class Forecast:
         for site in range(len(self.bits)):
             more = self.bits.copy()
             more[site] = min(more[site] + 8 * MEGABYTE / self.known.contexts, most[site])
-            then = _upper(self.known, more)
-            gains.append(None if then is None else max(now.bandwidth - then.bandwidth, 0.0))
+            then = replace(self, bits=more).cost
+            gains.append(None if then is None else max(now - then, 0.0))
         return gains
 
     def doubts(self) -> list[str]:
         """Say what is missing for the bracket to be a promise."""
         known, upper, lower = self.known, self.upper, self.lower
+        if known.sparse:
+            return [] if self.noise is not None else ["no noise: give weights, or plan from a finished run"]
         if upper is None or lower is None:
             return ["no bracket: give clip levels or weights, or plan from a finished run"]
         found = []
@@ -138,9 +158,9 @@ class Forecast:
         return self.known.stratified and self.known.channel == "wire" and len(self.bits) > 1
 
 
-def forecast(known: Known, policy: str = "optimal", total: float | None = None) -> Forecast:
-    """Share out `total` bits per probe context by a policy; without a total every site sends at its cap."""
-    allocators.get(policy)
+def forecast(known: Known, policy: str | None = None, total: float | None = None) -> Forecast:
+    """Share out `total` bits per context by a policy, or the codec's usual one; without a total all send their caps."""
+    policy = usual_allocator(known.codec) if policy is None else allocators.check(policy)
     caps, floors = known.caps(), known.floors()
     own = known.uplinks.limits().most[:2].min(axis=0)
     if total is None and not np.isfinite(own).all():
@@ -189,6 +209,11 @@ def _upper(known: Known, bits: Floats) -> theory.Upper | None:
 
 def _promise(plan: Forecast) -> float:
     upper = plan.upper
+    if plan.known.sparse:
+        raise InputError(
+            f"a target is of the paper's bound, which is not about the codec {plan.known.codec!r}: give a total, and "
+            "see the noise and the best number of contexts"
+        )
     if upper is None:
         raise InputError("a target needs clip levels or weights, or a finished run to plan from")
     return upper.total

@@ -13,6 +13,7 @@ from fpld.budget.limits import Uplinks
 from fpld.codecs.uniform import radix
 from fpld.errors import InputError
 from fpld.paper.quantize import paper_bits, wire_quantizer
+from fpld.protocol.priors import notes_bytes
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import codecs
 
@@ -28,7 +29,8 @@ class Known:
     """All that is known. `deadline` is a round's time for uplinks in seconds, `c_p` the constant of (ND).
 
     `channel` is the wire (honest symbols, headers, ranges), or the paper's, which the simulator has. `stratified` says
-    that the sites' dither is: sites that agree then do better than Theorem 2 allows independent ones.
+    that the sites' dither is: sites that agree then do better than Theorem 2 allows independent ones. `student` are the
+    bytes of the weights that a node gets in a round.
     """
 
     sites: tuple[Sender, ...]
@@ -41,6 +43,7 @@ class Known:
     codec: str = "uniform"
     channel: Channel = "wire"
     stratified: bool = True
+    student: float | None = None
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -56,6 +59,21 @@ class Known:
         if not self.samples > 0:
             raise InputError(f"samples must be greater than 0, got {self.samples:g}")
         codecs.get(self.codec)
+        if self.student is not None:
+            _check.real("student", self.student, above=0.0)
+
+    @property
+    def sparse(self) -> bool:
+        """Return whether labels are sampled: their noise falls as 1/bits, and the paper's bounds are not about them."""
+        return codecs.get(self.codec).traits.sparse
+
+    @property
+    def downlink(self) -> int | None:
+        """Return the bytes that a node gets in a round, weights and notes on the prior; None if weights are unknown."""
+        if self.student is None:
+            return None
+        notes = notes_bytes(self.contexts, self.vocab) if codecs.get(self.codec).traits.prior else 0
+        return round(self.student) + notes
 
     @property
     def weights(self) -> Floats:
@@ -64,7 +82,9 @@ class Known:
 
     @property
     def clips(self) -> Floats | None:
-        """Return the clip level of each site, if all are known; without them there is no bracket."""
+        """Return the clip level of each site, if all are known and matter; without them there is no bracket."""
+        if self.sparse:
+            return None
         levels = [site.clip_level for site in self.sites]
         return None if None in levels else np.array(levels, np.float64)
 

@@ -28,7 +28,7 @@ def plan_section(name: str, plan: Forecast, key: str) -> str:
     tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
     if first["round_seconds"] is not None:
         tiles["uplinks of a round"] = f"{first['round_seconds']:.4g} s"
-    if first["upper"] is not None:
+    if first.get("upper") is not None:
         tiles["KL at most"] = f"{first['kl_at_most']:.3g} nats" + (
             "" if first["upper_holds"] else " (not to be trusted)"
         )

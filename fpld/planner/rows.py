@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fpld.budget.policy import usual_allocator
 from fpld.planner.forecast import POLICIES, forecast
 from fpld.units import show_rate
 
@@ -15,7 +16,8 @@ Row = dict[str, Any]
 
 def policies(plan: Forecast) -> dict[str, Forecast]:
     """Return the plan, and beside it the other policies at the same total and under the same caps."""
-    others = {name: forecast(plan.known, name, float(plan.bits.sum())) for name in POLICIES if name != plan.policy}
+    names = [usual_allocator(plan.known.codec), *POLICIES]
+    others = {name: forecast(plan.known, name, float(plan.bits.sum())) for name in names if name != plan.policy}
     return {plan.policy: plan, **others}
 
 
@@ -30,11 +32,13 @@ def site_rows(plan: Forecast) -> list[Row]:
                 "site": site.name,
                 "uplink": "" if site.rate is None else show_rate(site.rate),
                 "weight": site.allocation_weight,
-                "clip": site.clip_level,
+                **({} if known.sparse else {"clip": site.clip_level}),
                 "bits": float(plan.bits_per_coordinate[i]),
+                "context_bits": float(plan.bits[i]),
                 "cap": float(caps[i]),
                 "held_by": plan.held_by[i],
                 "round_bytes": plan.bytes_sent[i],
+                "downlink_bytes": known.downlink,
                 "round_seconds": plan.seconds[i],
                 "next_megabyte": plan.next_megabyte()[i],
                 **{name: float(other.bits_per_coordinate[i]) for name, other in others.items() if other is not plan},
@@ -44,7 +48,10 @@ def site_rows(plan: Forecast) -> list[Row]:
 
 
 def policy_rows(plan: Forecast) -> list[Row]:
-    """Return one row for each policy at the same total: cost, the bracket of the bandwidth loss, the data term."""
+    """Return one row for each policy at the same total: what is sent, and what it costs.
+
+    That is the bracket of the bandwidth loss and the data term, or the noise of sampled labels.
+    """
     return [_policy_row(name, each) for name, each in policies(plan).items()]
 
 
@@ -55,30 +62,39 @@ def advice(plan: Forecast) -> list[str]:
     at_cap = ", ".join(f"{name} ({by})" for name, by in held.items())
     lines = [f"at their cap: {at_cap}" if held else "no site is at its cap"]
     gains = {name: gain for name, gain in zip(names, plan.next_megabyte(), strict=True) if gain is not None}
+    what = "off the noise of the mean target" if plan.known.sparse else "nats off the upper bound"
     free = {name: gain for name, gain in gains.items() if name not in held}
     if free:
-        lines.append(_best(free, "within the caps"))
+        lines.append(_best(free, "within the caps", what))
     if gains and (not free or max(gains.values()) > max(free.values())):
-        lines.append(_best(gains, "if its cap were lifted"))
+        lines.append(_best(gains, "if its cap were lifted", what))
     return lines + [f"caution: {doubt}" for doubt in plan.doubts()]
 
 
-def _best(gains: dict[str, float], where: str) -> str:
+def _best(gains: dict[str, float], where: str, what: str) -> str:
     best = max(gains, key=lambda name: gains[name])
-    return f"the next megabyte a round buys most at {best}, {where}: {gains[best]:.3g} nats off the upper bound"
+    return f"the next megabyte a round buys most at {best}, {where}: {gains[best]:.3g} {what}"
 
 
 def _policy_row(name: str, plan: Forecast) -> Row:
-    known, upper, lower, seconds = plan.known, plan.upper, plan.lower, plan.round_seconds
-    sent = sum(plan.bytes_sent)
+    known, seconds, sent = plan.known, plan.round_seconds, sum(plan.bytes_sent)
+    down = None if known.downlink is None else len(plan.bits) * known.downlink
     return {
         "policy": name,
         "total": float(plan.bits_per_coordinate.sum()),
         "round_bytes": sent,
+        "downlink_bytes": down,
         "round_seconds": seconds,
         "rounds": known.rounds,
         "all_bytes": known.rounds * sent,
         "all_seconds": None if seconds is None else known.rounds * seconds,
+        **({"noise": plan.noise} if known.sparse else _bracket(plan)),
+    }
+
+
+def _bracket(plan: Forecast) -> Row:
+    upper, lower = plan.upper, plan.lower
+    return {
         "lower": None if lower is None else lower.bandwidth,
         "upper": None if upper is None else upper.bandwidth,
         "data_term": None if upper is None else upper.data,

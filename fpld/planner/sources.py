@@ -12,7 +12,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from fpld import config as configuration
-from fpld.budget.estimators import distortion_weights
+from fpld.budget.estimators import distortion_weights, label_weights
 from fpld.budget.limits import senders
 from fpld.errors import InputError
 from fpld.planner.forecast import Forecast
@@ -60,7 +60,9 @@ def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -
         why = "rounds of sampled labels, which have no bracket" if whole else "no round with all nodes yet"
         return replace(source, note=f"{folder.name} has {why}: nothing to learn from")
     known = learn(source.known, lines[-1])
-    note = f"clip levels as measured in round {lines[-1].round} of {folder.name}: what gives the bound found there"
+    what = "noise" if known.sparse else "clip levels"
+    which = "" if known.sparse else ": what gives the bound found there"
+    note = f"{what} as measured in round {lines[-1].round} of {folder.name}{which}"
     return replace(source, known=known, note=note)
 
 
@@ -70,6 +72,8 @@ def learn(known: Known, line: Line) -> Known:
     A run knows the noise of what it decoded, so its bracket is measured. The levels' proportions are those of the
     estimated weights, or of each site's own noise, or of what was configured.
     """
+    if known.sparse:
+        return _learn_labels(known, line)
     estimated = line.node_weights if line.node_weights is not None else _weights(known, line)
     if estimated is not None:
         known = replace(
@@ -84,6 +88,19 @@ def learn(known: Known, line: Line) -> Known:
     fixed, unit = (_found(_with_ranges(known, scale), bits) for scale in (_NOTHING, 1.0))
     share = (upper - fixed) / (unit - fixed)
     return _with_ranges(known, math.sqrt(share)) if share > 0 else known
+
+
+def _learn_labels(known: Known, line: Line) -> Known:
+    """Set weights so that the planner's noise, at the bits that a round had, is that of the labels there."""
+    noise = [value for value in line.noise if value is not None]
+    if len(noise) == len(known.sites):
+        weights = label_weights(known.vocab * np.array(noise), known.vocab * np.array(line.bits_allotted))
+        sites = tuple(replace(site, weight=float(w)) for site, w in zip(known.sites, weights, strict=True))
+        known = replace(known, sites=sites)
+    if not line.node_downlink_bytes:
+        return known
+    rest = replace(known, student=1.0).downlink or 0
+    return replace(known, student=float(max(max(line.node_downlink_bytes) - rest + 1, 1)))
 
 
 def write(source: Source, plan: Forecast) -> str:

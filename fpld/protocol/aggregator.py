@@ -80,6 +80,13 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.quorum <= len(self.names):
             raise InputError(f"quorum must be from 1 to the number of nodes, {len(self.names)}, got {self.quorum}")
+        codecs.check(self.codec)
+        least = getattr(rules.get(self.rule), "least_nodes", 1)
+        if self.quorum < least:
+            raise InputError(
+                f"rule {self.rule!r} needs at least {least} nodes in every round: quorum must be as many, "
+                f"got {self.quorum}"
+            )
 
 
 class Aggregator:

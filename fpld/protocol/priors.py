@@ -90,6 +90,16 @@ def check_sent(sent: Mapping[int, Array], shape: tuple[int, int]) -> dict[int, I
     return dict(sent)
 
 
+def notes_bytes(contexts: int, vocab: int, *, margin: float = MARGIN) -> int:
+    """Return about how many bytes the notes on a prior will take, with logarithms spread evenly between boundaries.
+
+    >>> notes_bytes(16_384, 1024)
+    11505
+    """
+    near = 2 * EIGHTHS * margin * contexts * vocab
+    return round(near * np.dtype(np.uint16).itemsize) + len(ranges((contexts, vocab))) * (4 + DIGEST_BYTES)
+
+
 def take_notes(blocks: Iterable[Reals], shape: tuple[int, int], *, margin: float = MARGIN) -> Iterator[Block]:
     """Round logits that come in the blocks of `ranges`; yield each with what is to be noted of it."""
     for rows, logits in zip(ranges(shape), blocks, strict=True):

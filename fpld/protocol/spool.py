@@ -5,7 +5,10 @@ from __future__ import annotations
 import tempfile
 import weakref
 from mmap import ACCESS_READ, ALLOCATIONGRANULARITY, mmap
+from pathlib import Path
 from typing import IO
+
+from fpld.storage.files import storage_error
 
 MEMORY = 1 << 28
 
@@ -47,15 +50,22 @@ class Spool:
             self._frames[node] = data
             self.in_memory += len(data)
             return
+        try:
+            self._frames[node] = self._spooled(data)
+        except OSError as error:
+            raise storage_error(Path(tempfile.gettempdir()) / "fpld-spool", error) from error
+        self._end += -(-len(data) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
+        self.on_disk += len(data)
+
+    def _spooled(self, data: bytes) -> mmap:
+        """Add a frame to the file, and map it."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="fpld-spool-")  # noqa: SIM115  # closed by `clear`, or below
             weakref.finalize(self, self._file.close)
         self._file.seek(self._end)
         self._file.write(data)
         self._file.flush()
-        self._frames[node] = mmap(self._file.fileno(), len(data), access=ACCESS_READ, offset=self._end)
-        self._end += -(-len(data) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
-        self.on_disk += len(data)
+        return mmap(self._file.fileno(), len(data), access=ACCESS_READ, offset=self._end)
 
     def get(self, node: int) -> memoryview:
         """Return a node's frame, not a copy."""

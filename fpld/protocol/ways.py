@@ -18,7 +18,7 @@ from fpld.codecs.uniform.codec import UNIFORM
 from fpld.numerics import softmax, split
 from fpld.protocol.plain import side_by_side
 from fpld.protocol.replies import Part, Sample, bracket
-from fpld.rules import MEAN, MIXTURE, PRECISION
+from fpld.rules import MEAN, MIXTURE
 from fpld.rules.target import Target
 
 if TYPE_CHECKING:
@@ -77,10 +77,8 @@ def _uniform(
     replies: Replies,
     observer: Observer,  # noqa: ARG001  # the form of all ways
     threads: int,
-    *,
-    weighted: bool,
 ) -> tuple[Callable[[], Target], Iterator[Part]]:
-    """Decode and add in one pass; `weighted` by the inverse of the variance."""
+    """Decode and add in one pass."""
     from fpld.codecs.uniform import fast  # brings numba along
 
     target, count, contexts = np.empty(replies.shape, np.float32), len(replies.plans), replies.sampled()
@@ -89,12 +87,12 @@ def _uniform(
         some = contexts[(contexts >= rows.start) & (contexts < rows.stop)]
         total, noise = target[rows.start : rows.stop], np.zeros((some.size, target.shape[1]))
         total[:] = 0
-        weights = np.zeros(total.shape) if weighted else None
-        noise_of = fast.add(replies.payloads, replies.plans, rows, total, some - rows.start, noise, weights)
-        total /= np.float32(count) if weights is None else weights.astype(np.float32)
+        noise_of = fast.add(replies.payloads, replies.plans, rows, total, some - rows.start, noise)
+        total /= np.float32(count)
         return Part(noise_of, np.zeros(count), bracket(target[some], noise / count**2), some.size)
 
-    return partial(Target.dense, target), side_by_side(work, split(*replies.shape, _BLOCK), threads)
+    # What ranges and steps of float16 decode to is finite.
+    return partial(Target.trusted, target), side_by_side(work, split(*replies.shape, _BLOCK), threads)
 
 
 def _predictive(
@@ -164,8 +162,7 @@ def _joined(blocks: Sequence[Sparse]) -> tuple[Ints, ...]:
 
 
 WAYS: Mapping[tuple[Codec, Rule], Way] = {
-    (UNIFORM, MEAN): Way(partial(_uniform, weighted=False), kernels=True),
-    (UNIFORM, PRECISION): Way(partial(_uniform, weighted=True), kernels=True),
+    (UNIFORM, MEAN): Way(_uniform, kernels=True),
     (PREDICTIVE, MEAN): Way(partial(_predictive, mixture=False), samples=True, one_prior=True),
     (PREDICTIVE, MIXTURE): Way(partial(_predictive, mixture=True), samples=True, one_prior=True),
     (SAMPLES, MIXTURE): Way(_samples, one_prior=True),

@@ -6,7 +6,6 @@ is an error that names the file, and names in it are text: they never become pat
 
 from __future__ import annotations
 
-import json
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,6 +51,7 @@ class Line(_Read):
     payload_bytes: int
     overhead_bytes: int
     node_bytes: list[int] = []
+    node_downlink_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
     noise: list[float | None] = []
     downlink_bytes: int = 0
@@ -138,7 +138,7 @@ class Run:
         """Return the configuration as plain tables; empty if it is no TOML."""
         try:
             return tomllib.loads(self.text)
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             return {}
 
     @property
@@ -168,7 +168,12 @@ class Run:
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder is that of a run."""
-    return (folder / "config.toml").is_file() and (folder / "versions.json").is_file()
+    return all(is_own(folder / name) for name in ("config.toml", "versions.json"))
+
+
+def is_own(path: Path) -> bool:
+    """Return whether a file is there and lies in the folder itself: a link may lead to what nobody meant to show."""
+    return path.is_file() and not path.is_symlink()
 
 
 def find_runs(folder: Path) -> dict[str, Path]:
@@ -190,7 +195,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
     return Run(
         name=name if name is not None else folder.resolve().name,
         text=_text(folder / "config.toml"),
-        trace=_lines(trace if trace.is_file() else folder / "fpld" / "trace.jsonl"),
+        trace=_lines(trace if is_own(trace) else folder / "fpld" / "trace.jsonl"),
         results=_json(folder / "result.json", list[Result]) or [],
         versions=_json(folder / "versions.json", dict[str, str]) or {},
         progress=_json(folder / "fpld" / "progress.json", RoundProgress),
@@ -204,27 +209,29 @@ def _text(path: Path) -> str:
 
 
 def _lines(path: Path) -> list[Line]:
-    if not path.is_file():
+    if not is_own(path):
         return []
     found = []
     for number, line in enumerate(_text(path).splitlines(), 1):
         try:
             found.append(Line.model_validate_json(line))
-        except ValidationError as error:
+        except (ValidationError, ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: {_first(error)}") from None
     return found
 
 
 def _json(path: Path, kind: Any) -> Any:
     """Read a JSON file of a kind; None if there is none."""
-    if not path.is_file():
+    if not is_own(path):
         return None
     try:
         return TypeAdapter(kind).validate_json(_text(path))
-    except (ValidationError, json.JSONDecodeError) as error:
-        raise InputError(f"{path}: {_first(error) if isinstance(error, ValidationError) else error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: {_first(error)}") from None
 
 
-def _first(error: ValidationError) -> str:
+def _first(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
     item = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, item['loc']))} {item['msg']}".strip()

@@ -43,6 +43,9 @@ class _Mean:
 class Precision:
     """Average with weights 1 / variance; where nodes have none, they share the result among themselves.
 
+    A variance follows from what a node says of itself, so it is held to at least the median node's (of an even number,
+    the lower): noisy nodes count for less than it, but none counts for more, whatever it claims.
+
     >>> from fpld.rules import combine
     >>> from fpld.types import Decoded
     >>> none = np.zeros((1, 1))
@@ -51,29 +54,30 @@ class Precision:
     [[1.0]]
     """
 
-    needs_all: bool = False
+    needs_all: bool = True
 
-    def start(self, shape: tuple[int, int]) -> Accumulator:
+    def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the form of all rules
         """Begin with a block."""
-        return _Precision(shape)
+        return _Precision()
 
 
 class _Precision:
-    """Nodes without any variance are added up apart: where there are some, they alone count."""
+    """Hold all nodes of a block: the median of their variances is known only at the end."""
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self._parts: list[Reals] = [np.zeros(shape, np.float32)] * 4
+    def __init__(self) -> None:
+        self._values: list[Reals] = []
+        self._variances: list[Reals] = []
 
     def add(self, decoded: Decoded) -> None:
-        values, variance = decoded.values, decoded.variance
-        exact = np.broadcast_to(variance == 0, values.shape)
-        weight = np.where(exact, 0, 1 / np.where(variance == 0, 1, variance)).astype(values.dtype)
-        parts: list[Reals] = [weight * values, weight, exact * values, exact.astype(values.dtype)]
-        self._parts = [a + b for a, b in zip(self._parts, parts, strict=True)]
+        self._values.append(decoded.values.copy())
+        self._variances.append(np.array(np.broadcast_to(decoded.variance, decoded.values.shape)))
 
     def result(self) -> Reals:
-        total, weight, exact, count = self._parts
-        result: Reals = np.where(count > 0, exact / np.maximum(count, 1), total / np.where(count > 0, 1, weight))
+        values, variances = np.stack(self._values), np.stack(self._variances)
+        floored = np.maximum(variances, np.sort(variances, axis=0)[(len(variances) - 1) // 2])
+        exact = floored == 0
+        weights = np.where(exact.any(axis=0), exact, 1 / np.where(exact, 1, floored))
+        result: Reals = ((weights * values).sum(axis=0) / weights.sum(axis=0)).astype(values.dtype)
         return result
 
 

@@ -41,6 +41,11 @@ class Trimmed:
     def __post_init__(self) -> None:
         _check.integer("trim", self.trim)
 
+    @property
+    def least_nodes(self) -> int:
+        """Return how many nodes must answer in a round."""
+        return 2 * self.trim + 1
+
     def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the form of all rules
         """Begin with a block."""
         return _Stack(self._trimmed)

@@ -138,7 +138,7 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
     """Read one JSON object, whose `format` must be `kind`."""
     try:
         value = json.loads(read_utf8(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} must hold JSON of format {kind!r}: {error}") from None
     if not isinstance(value, dict) or value.get("format") != kind:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__

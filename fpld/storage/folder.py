@@ -59,7 +59,7 @@ class RunFolder:
         """Read JSON that `write_json` wrote."""
         try:
             return json.loads(read_utf8(self.path / name))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
 
     def write_arrays(self, name: str, arrays: Arrays, meta: dict[str, Any] | None = None) -> None:
@@ -69,7 +69,11 @@ class RunFolder:
     def read_arrays(self, name: str) -> tuple[Arrays, dict[str, Any]]:
         """Read what `write_arrays` wrote."""
         arrays, metadata = read_arrays(self.path / name)
-        return arrays, json.loads(metadata.get("meta", "{}"))
+        try:
+            meta = json.loads(metadata.get("meta", "{}"))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
+        return arrays, meta
 
     def has(self, name: str) -> bool:
         """Return whether a file is there."""

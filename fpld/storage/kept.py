@@ -41,18 +41,18 @@ def write_kept(path: Path, arrays: Arrays, meta: dict[str, Any], *, run: str) ->
     write_atomic(path, dump_arrays(arrays, {**said, "digest": _digest(arrays, said)}))
 
 
-def read_kept(path: Path, *, run: str) -> tuple[Arrays, dict[str, Any]]:
-    """Read one such file; damage anywhere in it, and a file of another run, are an error."""
+def read_kept(path: Path, *, run: str | None) -> tuple[Arrays, dict[str, Any]]:
+    """Read one such file; damage anywhere in it, and a file of another run (None: whichever), are an error."""
     arrays, said = read_arrays(path)
     if said.pop("digest", "") != _digest(arrays, said):
         raise InputError(f"{path} is damaged: its digest does not match its content")
-    if said.get("run") != run:
+    if run is not None and said.get("run") != run:
         raise InputError(f"{path} is of another run ({said.get('run')}), this is {run}")
-    meta: dict[str, Any] = json.loads(said["meta"])
+    meta: dict[str, Any] = json.loads(said["meta"])  # sound, since the digest is
     return arrays, meta
 
 
-def recall_kept(path: Path, *, run: str) -> tuple[Arrays, dict[str, Any]] | None:
+def recall_kept(path: Path, *, run: str | None) -> tuple[Arrays, dict[str, Any]] | None:
     """Return the newest state that is sound, None if there never was one; who uses an older one says so."""
     older = previous(path)
     if not path.exists() and not older.exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from fpld.errors import FpldError
 from fpld.report.page import SCRIPTS, asset, environment
 from fpld.web.guard import Guard
 from fpld.web.state import State
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,8 +77,14 @@ def _plan(state: State, request: Request) -> Response:
 
 
 def _answer(ask: Any) -> Response:
-    """Return the result of `ask` as JSON; an FpldError is a 404 with its message."""
+    """Return the result of `ask` as JSON; an FpldError is a 404 with its message.
+
+    Folders may be edited by hand while they are read: whatever is odd about one is said of that one.
+    """
     try:
         return JSONResponse(ask())
     except FpldError as error:
         return JSONResponse({"error": str(error)}, 404)
+    except (ValueError, TypeError, LookupError, ArithmeticError, OSError, RecursionError) as error:
+        log.warning("a folder cannot be shown: %s", error, exc_info=True)
+        return JSONResponse({"error": f"cannot be shown: {type(error).__name__} in what its files say"}, 404)

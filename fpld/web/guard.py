@@ -23,7 +23,8 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 # first colon, so it cannot tell [::1] from [::1].evil.
 _LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 _LARGEST_FORM = 4096
-_PAUSE = 0.5  # seconds after a wrong token: guessing is slow
+_PAUSE = 0.5  # seconds after a wrong token, one at a time: guessing is slow, however many guess at once
+_MOST_WAITING = 16  # wrong tokens that wait for their answer
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -41,6 +42,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app, self._token = app, token
+        self._one, self._waiting = asyncio.Lock(), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, or pass it to the application."""
@@ -58,7 +60,7 @@ class Guard:
         elif request.url.path == "/login" and request.method == "POST":
             return await self._login(request)
         elif not self._known(request):
-            return _ask("", 401)
+            return await self._wrong("") if "authorization" in request.headers else _ask("", 401)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("read-only", 405)
         return None
@@ -71,11 +73,22 @@ class Guard:
                 return PlainTextResponse("too long", 413)
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
         if not self._equal(given, self._token or ""):
-            await asyncio.sleep(_PAUSE)
-            return _ask("That is not the token.", 401)
+            return await self._wrong("That is not the token.")
         answer = RedirectResponse("/", 303)
         answer.set_cookie(COOKIE, _proof(self._token or ""), httponly=True, samesite="strict")
         return answer
+
+    async def _wrong(self, message: str) -> Response:
+        """Answer a wrong token, after a pause that all who guess share."""
+        if self._waiting >= _MOST_WAITING:
+            return PlainTextResponse("too many wrong tokens: try again later", 429)
+        self._waiting += 1
+        try:
+            async with self._one:
+                await asyncio.sleep(_PAUSE)
+        finally:
+            self._waiting -= 1
+        return _ask(message, 401)
 
     def _known(self, request: Request) -> bool:
         """Return whether the request shows the token: by the cookie of a login, or as a bearer token."""

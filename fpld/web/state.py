@@ -104,7 +104,7 @@ class State:
         if name not in self._seen or self._seen[name][0] != stamp:
             try:
                 found: Run | str = read_run(path, name)
-            except (FpldError, OSError) as error:
+            except (FpldError, OSError, ValueError, RecursionError) as error:
                 found = str(error)
             self._seen[name] = stamp, found
         return self._seen[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,9 +90,10 @@ def test_rounds_split_the_same_steps_and_share_their_first_round(
 
 
 def test_a_lower_lane_goes_first_and_errors_reach_who_asked() -> None:
-    lanes, order, gate = Lanes(ThreadPoolExecutor(1), 1), [], threading.Event()
-    first = lanes.lane(1).submit(gate.wait, 10)
-    waiting = [lanes.lane(number).submit(order.append, number) for number in (1, 1, 0, 0)]
+    order: list[int] = []
+    lanes, gate = Lanes(ThreadPoolExecutor(1), 1), threading.Event()
+    first: Future[Any] = lanes.lane(1).submit(gate.wait, 10)
+    waiting: list[Future[Any]] = [lanes.lane(number).submit(order.append, number) for number in (1, 1, 0, 0)]
     failing = lanes.lane(0).submit(int, "x")
     time.sleep(0.01)
     gate.set()

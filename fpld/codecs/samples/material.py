@@ -41,7 +41,7 @@ def _look_up(prior: Any, table: Any, out: Any) -> None:
 def prior_chances(prior: Eighths, out: Floats32 | None = None) -> Floats32:
     """Return the prior's probabilities, in `out` if given: exp of its integers, with sum one in each context."""
     check_range(prior)
-    chances = np.empty(prior.shape, np.float32) if out is None else out
+    chances: Floats32 = np.empty(prior.shape, np.float32) if out is None else out
     _look_up(prior.ravel(), _CHANCES, chances.ravel())
     chances *= np.float32(1) / chances.sum(axis=1, keepdims=True)
     return chances
@@ -53,6 +53,7 @@ def differences(logits: Array, prior: Eighths, start: int, room: Floats32 | None
     `room` is memory for two arrays of that size, of which the first becomes the result: pages that are used again and
     again cost far less than new ones.
     """
+    p: Floats32
     p, pi = (np.empty((2, logits.size), np.float32) if room is None else room)[:, : logits.size].reshape(
         2, *logits.shape
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fpld.codecs.base import LARGEST
 from fpld.codecs.uniform import radix
 from fpld.errors import BudgetError, FrameError
 
@@ -93,4 +94,7 @@ def read_ranges(payload: bytes | memoryview, plan: Plan, rows: range) -> tuple[F
     pairs = np.frombuffer(payload, "<f2", 2 * len(rows), RANGE_BYTES * rows.start).reshape(-1, 2).astype(np.float64)
     if not np.isfinite(pairs).all() or (pairs[:, 1] < 0).any():
         raise FrameError("payload states a range that is not a finite, non-negative number")
+    # A sixty-fourth more: centre and half-range are rounded to float16.
+    if len(pairs) and (np.abs(pairs[:, 0]) + pairs[:, 1]).max() > LARGEST * (1 + 1 / 64):
+        raise FrameError(f"payload states a range that reaches beyond ±{LARGEST:g}")
     return pairs[:, 0], pairs[:, 1]

@@ -1,0 +1,175 @@
+"""Students at equal bytes: what sampled labels, the predictive codec and the paper's channel teach for the same uplink.
+
+    python -m benchmarks.labels runs/rivals/seed-* --out out --jobs 2
+
+takes finished runs of one round (`fpld run rivals --seeds 0,1,2`): their base model, public text, and the nodes' models
+as they were trained. For every codec and budget, nodes send real payloads on as many contexts as suit the codec, all
+with equal bits; they are combined by `mixture`, a student is distilled, and evaluated on the held-out text. Writes
+labels.csv, labels.png and labels.svg.
+
+Contexts for a budget: sampled labels by the model of `fpld.budget.contexts`; the predictive codec at 0.27 and the
+uniform one at 1.5 bits per coordinate, which in trials taught more than more contexts in fewer bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fpld import config as configuration
+from fpld.budget.contexts import DEMONSTRATION, best_contexts, fit_loss
+from fpld.codecs.prior import ArrayPrior, in_eighths
+from fpld.data import ProbeSet
+from fpld.federation.bases import base_file
+from fpld.federation.keep import OWN
+from fpld.federation.probes import PROBE, PUBLIC
+from fpld.federation.training import heldout_losses, open_student
+from fpld.protocol.combine import combine
+from fpld.protocol.replies import Replies
+from fpld.registry import codecs
+from fpld.report.figures import save_figure
+from fpld.rules import MIXTURE
+from fpld.seeds import derive_key, derive_seed
+from fpld.storage.arrays import read_arrays
+from fpld.storage.files import write_csv
+from fpld.storage.folder import HELDOUT
+from fpld.students import read_state
+from fpld.types import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fpld.protocol.replies import Sample
+    from fpld.rules.target import Target
+
+    Row = dict[str, Any]
+
+MEGABYTES = (0.5, 1.5, 4.0, 10.0)
+BITS = {"predictive": 0.27, "uniform": 1.5}  # per coordinate
+STEPS, RATE = 1000, 1.5e-3
+
+
+class Case(NamedTuple):
+    """A student to be distilled: from which run, by which codec, for how many bytes of all nodes."""
+
+    run: Path
+    codec: str
+    size: float
+
+
+class Silent:
+    """An observer that wants nothing."""
+
+    samples = squares = False
+
+    def look(self, sample: Sample) -> None:
+        """Look at nothing."""
+
+
+def contexts_for(codec: str, size: float, nodes: int, vocab: int, most: int) -> int:
+    """Return how many contexts suit a codec that may send `size` bytes from all nodes."""
+    total = 8 * size / nodes
+    if codec in BITS:
+        return min(int(total / (BITS[codec] * vocab)), most)
+    return best_contexts(fit_loss(DEMONSTRATION), total, most_contexts=most).contexts
+
+
+def measure(case: Case) -> Row:
+    """Distil and evaluate a student."""
+    config, _ = configuration.load(case.run / "config.toml")
+    seed, length, nodes = config.run.seed, config.probe.length, len(config.nodes)
+    base, public = case.run / base_file(config, None), read_arrays(case.run / PUBLIC)[0]["tokens"]
+    windows = public[: len(public) // length * length].reshape(-1, length)
+    vocab = ProbeSet.load(case.run / PROBE).vocab
+    wanted = contexts_for(case.codec, case.size, nodes, vocab, windows.size) // length
+    chosen = np.random.default_rng(derive_seed(seed, "labels")).permutation(len(windows))[:wanted]
+    sequences = windows[np.sort(chosen)]
+    target, sent = labels(case, base, sequences, nodes, seed)
+    student = open_student(base)
+    student.distill(sequences, target, steps=STEPS, rate=RATE, seed=derive_seed(seed, "distill", 1))
+    texts, _ = read_arrays(case.run / HELDOUT)
+    loss = float(np.mean(heldout_losses(student, [texts[str(node)] for node in range(nodes)], length)))
+    return {
+        "seed": seed,
+        "codec": case.codec,
+        "uplink_bytes": sent,
+        "contexts": sequences.size,
+        "context_bits": 8 * sent / nodes / sequences.size,
+        "heldout_loss": loss,
+    }
+
+
+def labels(case: Case, base: Path, sequences: np.ndarray[Any, Any], nodes: int, seed: int) -> tuple[Target, int]:
+    """Return what the nodes' payloads are combined to, and their bytes."""
+    codec, reference = codecs.get(case.codec), open_student(base)
+    prior = ArrayPrior(np.concatenate([in_eighths(block) for block in reference.logit_blocks(sequences)]))
+    payloads, plans = [], []
+    for node in range(nodes):
+        plan = Plan(
+            run_key=derive_key(seed),
+            round=1,
+            node=node,
+            probe=bytes(32),
+            contexts=sequences.size,
+            vocab=reference.vocab,
+            bits=8 * case.size / nodes / sequences.size,
+            slot=node,
+            slots=nodes,
+            prior=prior if codec.traits.prior else None,
+        )
+        model = open_student(base, read_state(case.run / f"fpld/nodes/{node}/{OWN}"))
+        payloads.append(codec.encode(model.logit_blocks(sequences), plan))
+        plans.append(plan)
+    return combine(Replies(codec, MIXTURE, payloads, plans), Silent()).target, sum(map(len, payloads))
+
+
+def draw(rows: list[Row], figure: Figure) -> None:
+    """Draw means over the seeds with standard errors."""
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["codec"] for row in rows):
+        own = [row for row in rows if row["codec"] == name]
+        sizes = sorted({round(row["uplink_bytes"] / 1e6, 1) for row in own})
+        found = [[row["heldout_loss"] for row in own if round(row["uplink_bytes"] / 1e6, 1) == size] for size in sizes]
+        errors = [np.std(losses, ddof=1) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0 for losses in found]
+        axes.errorbar(sizes, [float(np.mean(losses)) for losses in found], errors, fmt="o-", capsize=3, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("uplink of all nodes (MB)")
+    axes.set_ylabel("held-out loss of the student (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
+
+def main() -> None:
+    """Measure all cases; rows that the table has already are kept."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs of one round")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for table and figure (default: out)")
+    parser.add_argument("--megabytes", type=float, nargs="+", default=MEGABYTES, help="budgets of all nodes together")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (default: 1)")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    cases = [
+        Case(run, codec, 1e6 * size)
+        for size in arguments.megabytes
+        for run in arguments.runs
+        for codec in ("samples", *BITS)
+    ]
+    rows: list[Row] = []
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for row in pool.map(measure, cases):
+            rows.append(row)
+            print(", ".join(f"{name} {value:.5g}" if name != "codec" else str(value) for name, value in row.items()))
+            write_csv(arguments.out / "labels.csv", rows)
+    save_figure(partial(draw, rows), arguments.out / "labels", (7.0, 4.2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The live page under attack: half-open connections, guessed tokens, links that lead out, folders edited by hand."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fpld.web import server
+from fpld.web.state import State
+from tests.view.conftest import finished, serve
+from tests.view.test_dashboard import ask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["finished"]
+EDITS = {
+    "config.toml": [
+        "",
+        "[",
+        "run = 5",
+        "[run]\nrounds = 'x'\n[[nodes]]\nname = 1\n",
+        "a=" + "[" * 50_000,
+        "nodes = [1]",
+    ],
+    "versions.json": ["", "[]", '{"a": 1}', "[" * 50_000, "9" * 5000],
+    "trace.jsonl": ["{}", '{"round": 1}', "null", "[" * 50_000, '{"round": ' + "9" * 5000 + "}"],
+    "result.json": ["{}", "[{}]", "[1]", "[" * 50_000, '[{"method": "fpld", "heldout_loss": 1e999}]'],
+    "fpld/progress.json": ["[]", "{}", '{"round": "x"}', "[" * 50_000],
+}
+
+
+def run_folder(folder: Path) -> Path:
+    (folder / "fpld").mkdir(parents=True)
+    (folder / "config.toml").write_text('[run]\nrounds = 2\n[[nodes]]\nname = "a"\nbits = 2.0\n')
+    (folder / "versions.json").write_text("{}")
+    return folder
+
+
+def test_half_open_connections_are_closed_and_others_are_served(finished: Path) -> None:
+    with serve(finished.parent) as served:
+        place = urlsplit(served.url)
+        held = [socket.create_connection((place.hostname or "", place.port or 0)) for _ in range(150)]
+        for number, connection in enumerate(held):
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: loc" if number % 2 else b"")
+        assert ask(served, "/api/runs").status == 200
+        for connection in held:
+            connection.settimeout(3 * server.PATIENCE)
+            assert connection.recv(1000) == b""  # closed by the other end
+            connection.close()
+        assert ask(served, "/api/runs").status == 200
+
+
+def test_guessing_is_slow_however_many_guess(tmp_path: Path) -> None:
+    form = {"Content_Type": "application/x-www-form-urlencoded"}
+    with serve(run_folder(tmp_path / "runs/one").parent, FPLD_TOKEN="the right token!") as served:  # noqa: S106
+
+        def guess(number: int) -> int:
+            if number % 2:
+                return ask(served, "/login", "POST", f"token={number}", **form).status
+            return ask(served, "/api/runs", Authorization=f"Bearer {number}").status
+
+        begun = time.monotonic()
+        with ThreadPoolExecutor(40) as pool:
+            found = list(pool.map(guess, range(40)))
+        taken = time.monotonic() - begun
+        # Every wrong one that was looked at took half a second; who came besides was sent away.
+        assert set(found) <= {401, 429}
+        assert found.count(401) <= taken / 0.5 + 1
+        assert ask(served, "/login", "POST", "token=the+right+token%21", **form).status == 303
+
+
+def test_a_link_is_not_followed_out_of_the_folder(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("password = 'hunter2'")
+    folder = run_folder(tmp_path / "runs/linked")
+    (folder / "config.toml").unlink()
+    (folder / "config.toml").symlink_to(secret)
+    other = run_folder(tmp_path / "runs/other")
+    (other / "result.json").symlink_to(secret)
+    state = State(tmp_path / "runs")
+    assert [row["name"] for row in state.runs()] == ["other"]
+    assert "hunter2" not in json.dumps(state.run("other"))
+
+
+def test_a_folder_edited_by_hand_is_said_to_be_so(tmp_path: Path) -> None:
+    folders = {file: run_folder(tmp_path / f"runs/edited-{number}") for number, file in enumerate(EDITS)}
+    with serve(tmp_path / "runs") as served:
+        for file, folder in folders.items():
+            for text in EDITS[file]:
+                (folder / file).write_text(text)
+                paths = ["/api/runs", *(f"/api/{what}={folder.name}" for what in ("run?name", "planner?run"))]
+                for path in (*paths, f"/api/plan?run={folder.name}&links=1e6&deadline=60&total=0.5"):
+                    assert ask(served, path).status in (200, 404), (path, file, text[:50])
