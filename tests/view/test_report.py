@@ -159,7 +159,7 @@ def test_a_run_without_a_closed_round_has_a_page(
     for name in ("config.toml", "versions.json", "fpld/progress.json"):
         shutil.copy(finished / name, young / name)
     (row,) = rows_of(capsys, "report", str(young))
-    assert (row["state"], row["rounds"], row["of"]) == ("preparing", 0, 2)
+    assert (row["state"], row["rounds"], row["of"]) == ("running", 0, 2)
     assert "No round is closed yet" in (young / "report/report.html").read_text()
 
 
