@@ -86,7 +86,7 @@ def _rows(runs: list[Run]) -> list[dict[str, object]]:
         rows.append(
             {
                 "run": each.name,
-                "finished": each.finished,
+                "state": each.state.name,
                 "rounds": len(each.trace),
                 "of": each.rounds,
                 "heldout_loss": found["heldout_loss"] if found else last[0]["heldout_loss"],

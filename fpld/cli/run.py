@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld.errors import FpldError
+from fpld.federation.status import mark_stopped
 
 if TYPE_CHECKING:
     import argparse
@@ -154,6 +155,7 @@ def _stop_at_signals() -> None:
     def stop(number: int, _frame: object) -> None:
         for child in multiprocessing.active_children():
             child.kill()
+        mark_stopped()
         sys.stderr.write("stopped; --resume goes on from the last closed round\n")
         sys.stderr.flush()
         os._exit(128 + number)

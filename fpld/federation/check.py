@@ -184,7 +184,8 @@ class Check:
         problems = []
         for index, (node, sender) in enumerate(zip(config.nodes, senders(config.nodes, vocab), strict=True)):
             links = Uplinks([sender], contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD)
-            key = f"nodes[{index}].{'bits' if node.bits is not None else 'uplink'}"
+            limit = next(name for name in ("bits", "context_bits", "uplink") if getattr(node, name) is not None)
+            key = f"nodes[{index}].{limit}"
             problems += _tried(key, links.feasible)[1]
         if not problems:
             problems = _tried("budget", lambda: configured(config, contexts=contexts, vocab=vocab))[1]

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import InputError
+from fpld.storage.arrays import read_arrays
 from fpld.storage.files import read_utf8
 from fpld.storage.kept import recall_kept, write_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     import numpy as np
 
@@ -66,6 +68,12 @@ def recall(store: RunFolder, *, run: str | None) -> tuple[State, list[Line]] | N
     target = arrays.pop(_TARGET, None)
     state = State(student, arrays, known, target)
     return state, _read_trace(store, state.round)
+
+
+def read_student(path: Path) -> Arrays:
+    """Return the student's weights of a checkpoint, for who only looks on."""
+    arrays, _ = read_arrays(path)
+    return {name.removeprefix(_STUDENT): value for name, value in arrays.items() if name.startswith(_STUDENT)}
 
 
 def _write_trace(store: RunFolder, trace: Sequence[Line]) -> None:

@@ -93,7 +93,7 @@ def _data(run: Run) -> dict[str, Any]:
 
 def _nodes(run: Run) -> list[dict[str, Any]]:
     tables = run.settings.get("nodes") or []
-    limits = [f"{node['bits']:g} bits" if "bits" in node else show_rate(parse_rate(node["uplink"])) for node in tables]
+    limits = [_limit(node) for node in tables]
     return [
         {
             "node": row["node"],
@@ -105,6 +105,14 @@ def _nodes(run: Run) -> list[dict[str, Any]]:
         }
         for row, limit in zip(node_rows(run), limits, strict=False)
     ]
+
+
+def _limit(node: Mapping[str, Any]) -> str:
+    if "bits" in node:
+        return f"{node['bits']:g} bits"
+    if "context_bits" in node:
+        return f"{node['context_bits']:g} bits per context"
+    return show_rate(parse_rate(node["uplink"])) if "uplink" in node else "none"
 
 
 def _rounds(run: Run) -> list[dict[str, Any]]:

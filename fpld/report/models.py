@@ -12,7 +12,7 @@ from fpld.data import ProbeSet, load_tokenizer
 from fpld.errors import InputError
 from fpld.federation.keep import ALONE, BEST, OWN
 from fpld.federation.part import Part
-from fpld.federation.state import CHECKPOINT, recall
+from fpld.federation.state import CHECKPOINT, read_student
 from fpld.federation.training import open_student
 from fpld.storage.arrays import read_arrays
 from fpld.storage.files import read_utf8
@@ -66,8 +66,7 @@ def open_models(folder: Path) -> Models:
 
 
 def _of_checkpoint(folder: Path) -> Student:
-    known = recall(RunFolder(folder / "fpld"), run=None)
-    return open_student(folder / "base-0.safetensors", None if known is None else known[0].student)
+    return open_student(folder / "base-0.safetensors", read_student(folder / "fpld" / CHECKPOINT))
 
 
 def _of_node(folder: Path) -> Models:

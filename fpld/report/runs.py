@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fpld.errors import InputError
+from fpld.report.status import RunState, run_state
 from fpld.storage.files import read_utf8
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Run:
     results: list[Result]
     versions: dict[str, str]
     progress: RoundProgress | None
+    state: RunState
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -199,6 +201,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         results=_json(folder / "result.json", list[Result]) or [],
         versions=_json(folder / "versions.json", dict[str, str]) or {},
         progress=_json(folder / "fpld" / "progress.json", RoundProgress),
+        state=run_state(folder),
     )
 
 

@@ -12,6 +12,7 @@ from fpld.planner.page import plan_section
 from fpld.planner.sources import read
 from fpld.report.page import environment, run_section
 from fpld.report.runs import find_runs, read_run
+from fpld.report.status import run_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,15 @@ if TYPE_CHECKING:
 
     from fpld.report.runs import Run
 
-_FILES = ("config.toml", "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "result.json", "versions.json")
+_FILES = (
+    "config.toml",
+    "trace.jsonl",
+    "fpld/trace.jsonl",
+    "fpld/progress.json",
+    "result.json",
+    "versions.json",
+    "status.json",
+)
 EXAMPLE = Known(
     tuple(
         Sender(name, rate, clip=clip)
@@ -114,10 +123,8 @@ class Runs:
         changed = max((_time(path / file) for file in _FILES), default=0.0)
         if isinstance(run, str):
             return {"name": name, "state": "unreadable", "changed": changed}
-        if run.finished:
-            state = "finished"
-        elif run.progress is None:
-            state = "preparing"
+        if run.state.name != "running" or run.progress is None:
+            state = run.state.name
         else:
             state = f"round {run.progress.round} of {run.progress.rounds}: {run.progress.phase}"
         return {"name": name, "state": state, "changed": changed}
@@ -134,4 +141,5 @@ def _stamp(path: Path) -> str:
         if file.is_file():
             status = file.stat()
             hashed.update(f"{name} {status.st_mtime_ns} {status.st_size}\n".encode())
+    hashed.update(run_state(path).name.encode())  # it changes by itself when a run no longer gives a sign of life
     return hashed.hexdigest()[:16]

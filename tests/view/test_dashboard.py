@@ -96,7 +96,7 @@ def test_it_is_read_only(local: Served, method: str, path: str) -> None:
 
 def test_runs_and_their_parts(local: Served) -> None:
     (row,) = ask(local, "/api/runs").json()
-    assert (row["name"], row["state"]) == ("toy", "finished")
+    assert (row["name"], row["state"]) == ("toy", "done")
     run = ask(local, "/api/run?name=toy").json()
     assert "What each node contributed" in run["body"]
     assert ask(local, f"/api/run?name=toy&have={run['stamp']}").json() == {"stamp": run["stamp"]}

@@ -56,7 +56,7 @@ def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.C
     out = tmp_path / "out"
     (row,) = rows_of(capsys, "report", str(finished), "--out", str(out))
     assert row["run"] == "toy"
-    assert row["finished"] is True
+    assert row["state"] == "done"
     charts = run_charts(read_run(finished))
     names = {chart.name for chart in charts}
     assert names >= {
@@ -158,7 +158,7 @@ def test_a_run_without_a_closed_round_has_a_page(
     for name in ("config.toml", "versions.json", "fpld/progress.json"):
         shutil.copy(finished / name, young / name)
     (row,) = rows_of(capsys, "report", str(young))
-    assert (row["finished"], row["rounds"], row["of"]) == (False, 0, 2)
+    assert (row["state"], row["rounds"], row["of"]) == ("running", 0, 2)
     assert "No round is closed yet" in (young / "report/report.html").read_text()
 
 

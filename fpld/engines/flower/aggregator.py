@@ -15,8 +15,9 @@ from fpld.engines.flower.certs import AGGREGATOR_KEY, CA, CERT, CERT_KEY
 from fpld.engines.flower.identity import PublicKeys, write_secret
 from fpld.engines.flower.journal import follow, retell
 from fpld.engines.flower.processes import Child, LaunchError, call, call_json, check_port, wait_ready
-from fpld.engines.flower.server import STATUS, public_file
+from fpld.engines.flower.server import public_file
 from fpld.errors import FpldError, InputError
+from fpld.federation.status import STATUS
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 

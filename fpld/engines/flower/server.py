@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -19,21 +18,20 @@ from fpld.engines.flower.publish import publish
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.strategy import ProbeLogitDistillation
 from fpld.engines.pool import Inline
-from fpld.errors import FpldError, InputError
+from fpld.errors import InputError
 from fpld.federation.claim import claim
 from fpld.federation.federation import Federation
 from fpld.federation.log import listen
 from fpld.federation.prepare import prepare_public
 from fpld.federation.result import finish_run
+from fpld.federation.status import Status
 from fpld.seeds import derive_key
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fpld.config import Config
 
-STATUS, SESSION = "status.json", "session.json"
+SESSION = "session.json"
 
 
 def server_app(
@@ -62,9 +60,11 @@ def server_app(
 def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
     """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
     store = RunFolder(out)
-    with store.lock(), _status(store), listen(Journal(store.path)):
+    with store.lock(), Status(store) as status, listen(Journal(store.path)):
+        status.say("preparing")
         claim(store, text, resume=store.has("config.toml"))
         public = prepare_public(config, store)
+        status.say("running")
         session, key = session_of(store, config)
         parts, files = publish(config, store)
         keys = node_keys(config, session)
@@ -112,16 +112,3 @@ def session_of(store: RunFolder, config: Config) -> tuple[bytes, bytes]:
     if (len(session), len(key)) != (32, 32):
         raise InputError(f"{store.path / SESSION} must hold the session and the key of this run: start the run anew")
     return session, key
-
-
-@contextlib.contextmanager
-def _status(store: RunFolder) -> Iterator[None]:
-    """Write to the run's folder whether the run goes on, is done or has failed."""
-    store.write_json(STATUS, {"state": "running"})
-    try:
-        yield
-    except BaseException as error:
-        kind = "" if isinstance(error, FpldError) else f"{type(error).__name__}: "
-        store.write_json(STATUS, {"state": "failed", "error": f"{kind}{error}"})
-        raise
-    store.write_json(STATUS, {"state": "done"})

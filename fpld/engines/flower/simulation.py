@@ -15,8 +15,9 @@ from flwr.app import Context  # noqa: TC002 - Flower looks at the signature
 from fpld.engines.flower.client import client_app, home_of
 from fpld.engines.flower.home import Home, Terms
 from fpld.engines.flower.processes import QUIET
-from fpld.engines.flower.server import STATUS, server_app
+from fpld.engines.flower.server import server_app
 from fpld.errors import FpldError, InputError, MissingExtraError
+from fpld.federation.status import STATUS
 from fpld.federation.texts import node_documents
 from fpld.storage.folder import RunFolder
 

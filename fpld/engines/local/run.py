@@ -12,6 +12,7 @@ from fpld.engines.pool import Counting, Lanes, make_pool
 from fpld.federation.claim import claim
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
+from fpld.federation.status import Status
 from fpld.registry import baselines, codecs
 from fpld.storage.folder import RunFolder
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
     """Run all of a configuration into a folder; return the table's rows. What goes on is logged."""
     store = RunFolder(out)
-    with store.lock():
+    with store.lock(), Status(store) as status:
         claim(store, text, resume)
+        status.say("preparing")
         prepared = prepare(config, store)
+        status.say("running")
         with (
             make_pool(config.engine.workers) as workers,
             ThreadPoolExecutor(1 + len(config.baselines.methods)) as threads,

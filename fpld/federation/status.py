@@ -1,0 +1,78 @@
+"""The state of a run, written by the run: preparing, running, done, failed with the message, or stopped.
+
+A process that was killed writes nothing: so a run that goes on touches a file every few seconds, and one whose file
+has not been touched for a while has stopped (`fpld.report.status` reads both). Nothing else depends on them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Literal, Self
+
+from fpld.errors import FpldError, StorageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from fpld.storage.folder import RunFolder
+
+STATUS, BEAT = "status.json", "heartbeat"
+PULSE = 5.0  # seconds between two signs of life
+Name = Literal["preparing", "running", "done", "failed", "stopped"]
+
+_open: list[Status] = []
+
+
+class Status:
+    """Write the state of a run while this context is open; what ends it is its last state.
+
+    A run that says nothing leaves no file: a folder that is refused belongs to another run.
+    """
+
+    def __init__(self, store: RunFolder) -> None:
+        self._store, self._said, self._ended = store, False, threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def say(self, state: Name, error: str = "") -> None:
+        """Write a state."""
+        self._store.write_json(STATUS, {"state": state, "error": error, "time": time.time()})
+        if not self._said:
+            self._said = True
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        _open.append(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        _open.remove(self)
+        self._ended.set()
+        if not self._said:
+            return
+        if error is None:
+            self.say("done")
+        elif isinstance(error, Exception):
+            self.say("failed", str(error) if isinstance(error, FpldError) else f"{type(error).__name__}: {error}")
+        else:
+            self.say("stopped")
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                (self._store.path / BEAT).touch()
+            except OSError:
+                return  # the folder is gone, or the disk: the run itself will say so
+            if self._ended.wait(PULSE):
+                return
+
+
+def mark_stopped() -> None:
+    """Write of every run that is open in this process that it was stopped: for a process that ends at once."""
+    for status in _open:
+        try:
+            status.say("stopped")
+        except StorageError:
+            continue
