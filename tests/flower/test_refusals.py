@@ -251,7 +251,7 @@ def renamed(files: dict[str, bytes], body: dict[str, Any], name: str, content: b
 
 
 def needed(body: dict[str, Any], files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: files[name] for name in set(body["part"]["files"].values())}
+    return {name: files[name] for name in set(body["part"]["files"].values()) if name is not None}
 
 
 def test_another_tokenizer_or_vocabulary_than_the_probe_sets(deployment: Deployment, tmp_path: Path) -> None:
@@ -330,6 +330,8 @@ def test_silence_ends_with_the_deadline(tmp_path: Path) -> None:
 
 def test_below_the_quorum_the_run_stops_and_can_be_resumed(deployment: Deployment) -> None:
     """It goes on from the last closed round, and ends as if nothing had been."""
+    for out, session in (("undisturbed", "ab" * 32), ("flower", "ac" * 32)):  # one key: dither depends on it
+        RunFolder(deployment.folder / out).write_json("session.json", {"session": session, "key": "cd" * 32})
     undisturbed = deployment.serve(deployment.grid(), "undisturbed")
     grid = deployment.grid()
     push = grid.push_messages
