@@ -143,7 +143,7 @@ def test_a_replayed_frame_and_one_of_another_run(two_of_three: Deployment) -> No
     again.tamper = foreign
     first = refused(two_of_three, again, "another")[0]
     # Same seed, but a key of its own for each run.
-    assert re.fullmatch(r"south: frame's run id must be [0-9a-f]{32}, got [0-9a-f]{32}", *first)
+    assert re.fullmatch(r"south: frame's run id must be [0-9a-f]{32}, got [0-9a-f]{32}", first[0])
 
 
 def test_an_over_budget_frame_at_both_ends(two_of_three: Deployment) -> None:
