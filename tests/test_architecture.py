@@ -165,7 +165,7 @@ def test_a_run_goes_through_the_hops_in_their_order(config_file: Path, tmp_path:
                 met.append(hop)
 
     text = config_file.read_text().replace("rounds = 3", "rounds = 1")
-    config_file.write_text(f'{text}\n[baselines]\nmethods = []\n')
+    config_file.write_text(f"{text}\n[baselines]\nmethods = []\n")
     threading.setprofile(note)  # the federation runs in a thread of its own
     try:
         assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0

@@ -20,6 +20,8 @@ from fpld.cli import main
 from fpld.engines.flower.home import NodeFile, open_home
 from fpld.engines.flower.processes import QUIET
 from fpld.engines.local.run import run
+from fpld.seeds import derive_key
+from fpld.storage.folder import RunFolder
 from fpld.students import NGram
 from tests.flower.conftest import Deployment
 from tests.test_package import ROOT
@@ -134,6 +136,8 @@ def test_a_student_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ValueError, match="'mine' exists already"):
         registry.students.register("mine", Mine)
     deployment = Deployment(tmp_path, [('kind = "ngram"', 'kind = "mine"'), ("rounds = 3", "rounds = 1")])
+    key = derive_key(deployment.config.run.seed)  # the local run's
+    RunFolder(tmp_path / "flower").write_json("session.json", {"session": "ab" * 32, "key": key.hex()})
     deployment.serve(deployment.grid())
     run(deployment.config, deployment.text, tmp_path / "local", resume=False)
     assert isinstance(students.load(tmp_path / "flower/student.safetensors"), Mine)

@@ -330,6 +330,8 @@ def test_silence_ends_with_the_deadline(tmp_path: Path) -> None:
 
 def test_below_the_quorum_the_run_stops_and_can_be_resumed(deployment: Deployment) -> None:
     """It goes on from the last closed round, and ends as if nothing had been."""
+    for out, session in (("undisturbed", "ab" * 32), ("flower", "ac" * 32)):  # one key: dither depends on it
+        RunFolder(deployment.folder / out).write_json("session.json", {"session": session, "key": "cd" * 32})
     undisturbed = deployment.serve(deployment.grid(), "undisturbed")
     grid = deployment.grid()
     push = grid.push_messages

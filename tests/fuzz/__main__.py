@@ -18,10 +18,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="for all together (default: 30)")
     parser.add_argument("--seed", type=int, help="of the first examples (default: the clock)")
     parser.add_argument("--only", nargs="*", metavar="TARGET", help="these fuzzers alone")
+    parser.add_argument("--bounds", action="store_true", help="kernels check every index (compiling takes minutes)")
     arguments = parser.parse_args()
-    # Before numba is imported: kernels then check every index, in a cache of their own.
-    cache = Path(tempfile.gettempdir()) / "fpld-fuzz-kernels"
-    os.environ.update(NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(cache))
+    if arguments.bounds:  # before numba is imported, and in a cache of their own
+        cache = Path(tempfile.gettempdir()) / "fpld-fuzz-kernels"
+        os.environ.update(NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(cache))
     from tests.fuzz import files, wires
     from tests.fuzz.target import FoundError, run
 

@@ -107,7 +107,10 @@ def events(_folder: Path) -> Once:
     table = AGGREGATOR
 
     def once(rng: np.random.Generator) -> int:
-        aggregator, accepted, tasks, old = Aggregator(settings), {}, {}, []
+        aggregator = Aggregator(settings)
+        accepted: dict[int, bytes] = {}
+        tasks: dict[int, Task] = {}
+        old: list[bytes] = []
         for _ in range(40):
             before, event = aggregator.phase, int(rng.integers(8))
             try:
