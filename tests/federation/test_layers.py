@@ -30,7 +30,7 @@ def imported(folder: str) -> set[str]:
         ("protocol", ("federation", "engines", "cli", "report", "web", "students")),
         ("federation", ("engines", "cli", "report", "web")),
         ("engines", ("cli", "report", "web")),
-        ("report", ("federation", "engines", "cli", "web")),
+        ("report", ("engines", "cli", "web")),
         ("storage", ("protocol", "federation", "engines", "students", "cli", "report", "web")),
     ],
 )

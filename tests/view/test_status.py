@@ -17,7 +17,7 @@ from fpld.errors import InputError
 from fpld.federation.status import BEAT, STATUS, Status, mark_stopped
 from fpld.report.status import DEAD, STALLED, run_state
 from fpld.storage.folder import RunFolder
-from fpld.web.state import State
+from fpld.web.state import Runs
 from tests.federation.conftest import CONFIG, write_texts
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_a_killed_run_is_shown_as_stopped(number: signal.Signals, tmp_path: Path
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: run_state(out).name == "running" and (out / "fpld/progress.json").exists())
-        page = State(tmp_path / "runs")
+        page = Runs(tmp_path / "runs")
         assert page.runs()[0]["state"] == "round 1 of 3: collecting"
         stamp = page.stamp("killed")
         process.send_signal(number)
