@@ -335,7 +335,7 @@ FUZZ = """\
 `make fuzz` (`python -m tests.fuzz --minutes 30`) tries hostile frames, payloads of every codec with right checksums,
 protocol events in any order against a count of their own, tasks, files, folders of runs, configurations, command lines
 and requests; with `--bounds` the kernels check every index. Only typed errors may come of them. What it tried is
-printed; an example is named by target, seed and number. A slice of each is part of the tests (`tests/fuzz/test_fuzz.py`).
+printed; an example is named by target, seed and number. A slice of each is in `tests/fuzz/test_fuzz.py`.
 """
 
 
