@@ -42,11 +42,11 @@ LINES = "".join(json.dumps({"note": text}) + "\n" for text in TEXTS).encode()
 CSV = b'ward,note\n1,"snow, and\nice"\n2,"a ""quoted"" na\xc3\xafve wolf"\n3,the end\n'
 WRITERS: dict[str, Callable[[Path], object]] = {
     "n.jsonl": lambda path: path.write_bytes(LINES),
-    "n.jsonl.gz": lambda path: path.write_bytes(gzip.compress(LINES)),
+    "n.jsonl.gz": lambda path: path.write_bytes(gzip.compress(LINES, mtime=0)),
     "n.ndjson.zst": lambda path: zst(path, LINES),
     "n.json": lambda path: path.write_text(json.dumps([{"note": text} for text in TEXTS])),
     "n.csv": lambda path: path.write_bytes(CSV),
-    "n.csv.gz": lambda path: path.write_bytes(gzip.compress(CSV)),
+    "n.csv.gz": lambda path: path.write_bytes(gzip.compress(CSV, mtime=0)),
     "n.parquet": lambda path: parquet.write_table(table(), path),
     "n.arrow": arrow,
 }
@@ -65,7 +65,7 @@ def test_records_give_their_texts_in_order(name: str, tmp_path: Path) -> None:
 def test_packed_text(name: str, tmp_path: Path) -> None:
     content = TEXTS[1].encode()
     if name.endswith("gz"):
-        (tmp_path / name).write_bytes(gzip.compress(content))
+        (tmp_path / name).write_bytes(gzip.compress(content, mtime=0))
     else:
         zst(tmp_path / name, content)
     assert read_documents(tmp_path / name) == [Document(name, TEXTS[1])]
@@ -98,7 +98,7 @@ def test_a_folder_as_a_hub_keeps_it(tmp_path: Path, caplog: pytest.LogCaptureFix
     ("name", "content", "message"),
     [
         ("n.gz", b"no gzip", r"n\.gz must be a whole \.gz file"),
-        ("n.txt.gz", gzip.compress(b"a" * 999)[:-9], r"must be a whole \.gz file"),
+        ("n.txt.gz", gzip.compress(b"a" * 999, mtime=0)[:-9], r"must be a whole \.gz file"),
         ("n.jsonl.zst", b"no zstd", r"must be a whole \.zst file"),
         ("n.parquet", b"PAR1", r"n\.parquet must be a whole table"),
         ("n.arrow", b"none", r"n\.arrow must be a whole table"),
