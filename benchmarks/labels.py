@@ -8,7 +8,8 @@ with equal bits; they are combined by `mixture`, a student is distilled, and eva
 labels.csv, labels.png and labels.svg.
 
 Contexts for a budget: sampled labels by the model of `fpld.budget.contexts`; the predictive codec at 0.27 and the
-uniform one at 1.5 bits per coordinate, which in trials taught more than more contexts in fewer bits.
+uniform one at 1.5 bits per coordinate, which in trials taught more than more contexts in fewer bits. A budget that is
+less than 2000 contexts for a codec is left out.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 MEGABYTES = (0.5, 1.5, 4.0, 10.0)
 BITS = {"predictive": 0.27, "uniform": 1.5}  # per coordinate
 STEPS, RATE = 1000, 1.5e-3
+LEAST_CONTEXTS, NODES, VOCAB = 2000, 5, 1024
 
 
 class Case(NamedTuple):
@@ -160,6 +162,7 @@ def main() -> None:
         for size in arguments.megabytes
         for run in arguments.runs
         for codec in ("samples", *BITS)
+        if 8e6 * size / NODES / (BITS.get(codec, 0.0) * VOCAB + 1) >= LEAST_CONTEXTS
     ]
     rows: list[Row] = []
     arguments.out.mkdir(parents=True, exist_ok=True)
