@@ -15,6 +15,7 @@ import numpy as np
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.numerics import split
 from fpld.rules.base import Audit, probabilities
+from fpld.rules.guarded import add_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,10 +51,9 @@ def _dense(replies: Replies) -> Audit:
     products, sums = np.zeros((count, count)), np.zeros((count, vocab))
     for rows, nodes in _blocks(replies):
         some = chosen[(chosen >= rows.start) & (chosen < rows.stop)] - rows.start
-        stack = np.stack([_chances(replies, k, rows, node)[some] for k, node in enumerate(nodes)])
-        flat = stack.reshape(count, -1).astype(np.float64)
-        products += flat @ flat.T
-        sums += stack.sum(axis=1, dtype=np.float64)
+        found = add_up([_chances(replies, k, rows, node)[some] for k, node in enumerate(nodes)])
+        products += found[0]
+        sums += found[1]
     sums /= len(chosen)
     return Audit(products / len(chosen), sums @ sums.T)
 

@@ -66,10 +66,10 @@ class _Geometric:
         self._nodes.append(probabilities(decoded).copy())
 
     def result(self) -> Reals:
-        nodes = np.stack(self._nodes)
-        weights = weiszfeld(np.einsum("inv,jnv->nij", nodes, nodes, dtype=np.float64, optimize=True))
-        median = np.einsum("nk,knv->nv", weights, nodes, optimize=True)
-        return np.log(np.maximum(median, TINY)).astype(nodes.dtype, copy=False)
+        nodes = np.stack(self._nodes, axis=1)  # [n, K, V]: a context's result does not depend on its neighbours
+        exact = nodes.astype(np.float64)
+        median = (weiszfeld(exact @ exact.swapaxes(1, 2))[:, None] @ exact)[:, 0]
+        return np.log(np.maximum(median, TINY)).astype(nodes.dtype)
 
 
 GEOMETRIC = Geometric()

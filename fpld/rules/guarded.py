@@ -72,9 +72,9 @@ class Guarded:
         return np.maximum(away / max(float(np.median(away)), _NEAR) - self.tolerance, 0)
 
 
-def audit_dense(nodes: Sequence[Reals]) -> tuple[Floats, Floats]:
+def add_up(nodes: Sequence[Reals]) -> tuple[Floats, Floats]:
     """Return sums over a block of contexts: of the nodes' inner products [K, K], and of their probabilities [K, V]."""
-    stack = np.stack(nodes).astype(np.float64, copy=False)
+    stack = np.stack(nodes).astype(np.float64)
     flat = stack.reshape(len(stack), -1)
     return flat @ flat.T, stack.sum(axis=1)
 
@@ -90,7 +90,7 @@ class _Guarded:
         self._nodes.append(decoded._replace(values=decoded.values.copy()))
 
     def result(self) -> Reals:
-        products, sums = audit_dense([probabilities(node) for node in self._nodes])
+        products, sums = add_up([probabilities(node) for node in self._nodes])
         sums /= self._shape[0]
         work = self._rule.weighing(self._rule.judge(Audit(products / self._shape[0], sums @ sums.T))).start(self._shape)
         for node in self._nodes:
