@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,6 +41,7 @@ from fpld.students.choice import parse as parse_student
 from fpld.types import Plan
 
 if TYPE_CHECKING:
+    from fpld.codecs import Codec
     from fpld.config import Config
     from fpld.protocol.replies import Sample
     from fpld.students import Student
@@ -99,6 +100,7 @@ class Federation:
     heldout: list[Array]
     logits: list[Array]
     prior: ArrayPrior
+    kept: dict[tuple[float, ...], bytes] = field(default_factory=dict)
 
     @classmethod
     def make(cls, folder: Path, seed: int) -> Federation:
@@ -152,12 +154,22 @@ class Federation:
                 slots=len(labels.logits),
                 prior=prior,
             )
-            payload = codec.encode([logits[:contexts]], plan)
-            attacks = labels.attack is not None and node >= NODES - MALICIOUS
-            payloads.append(labels.attack.payload(payload) if attacks and codec.traits.sparse else payload)
+            payload = self._payload(codec, plan, logits, honest=node < NODES - MALICIOUS or labels.attack is None)
+            if labels.attack is not None and node >= NODES - MALICIOUS and codec.traits.sparse:
+                payload = labels.attack.payload(payload)
+            payloads.append(payload)
             plans.append(plan)
         chosen = configured(rules.get(rule), trim=MALICIOUS if rule == "trimmed" else None)
         return combine(Replies(codec, chosen, payloads, plans), Silent(), threads=1)
+
+    def _payload(self, codec: Codec, plan: Plan, logits: Array, *, honest: bool) -> bytes:
+        """Code a node's labels; what honest nodes send is the same in many cells."""
+        key = codec.code, plan.node, plan.bits, plan.slots
+        if not honest:
+            return codec.encode([logits[: plan.contexts]], plan)
+        if key not in self.kept:
+            self.kept[key] = codec.encode([logits[: plan.contexts]], plan)
+        return self.kept[key]
 
     def loss(self, combined: Combined) -> float:
         """Distil a student; return its loss on the held-out text of all nodes, in nats per token."""
@@ -181,6 +193,25 @@ def measure(federation: Federation, attack: str, rule: str) -> Row:
     return {"seed": federation.seed, "attack": attack, "rule": rule, "heldout_loss": loss, "trust": trust}
 
 
+def markdown(rows: list[Row]) -> str:
+    """Return the table: held-out loss, and the difference to the same rule with honest nodes; means over the seeds."""
+    names = [name for name in RULES if any(row["rule"] == name for row in rows)]
+    lines = ["| attack | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    for attack in dict.fromkeys(row["attack"] for row in rows):
+        cells = [_cell(rows, attack, rule) for rule in names]
+        lines.append(f"| {attack} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(rows: list[Row], attack: str, rule: str) -> str:
+    found = {row["seed"]: float(row["heldout_loss"]) for row in rows if (row["attack"], row["rule"]) == (attack, rule)}
+    calm = {row["seed"]: float(row["heldout_loss"]) for row in rows if (row["attack"], row["rule"]) == ("none", rule)}
+    if not found or not found.keys() <= calm.keys():
+        return ""
+    loss, apart = (float(np.mean(each)) for each in (list(found.values()), [found[s] - calm[s] for s in found]))
+    return f"{loss:.3f}" if attack == "none" else f"{loss:.3f} ({apart:+.3f})"
+
+
 def main() -> None:
     """Measure all cells, those of the first rules first."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
@@ -200,6 +231,7 @@ def main() -> None:
                 rows.append(measure(federation, attack, rule))
                 print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
                 write_csv(table, rows)
+    print(markdown([row | {"seed": int(row["seed"])} for row in rows]))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,11 @@ def configured(rule: Rule, *, trim: int | None) -> Rule:
     >>> configured(TRIMMED, trim=2)
     Trimmed(trim=2, needs_all=True)
     """
-    return rule if trim is None else replace(rule, trim=trim)  # type: ignore[type-var]
+    if trim is None:
+        return rule
+    if not hasattr(rule, "trim"):
+        raise InputError(f"trim must be left out with {type(rule).__name__}: it is for the rule 'trimmed'")
+    return replace(rule, trim=trim)  # type: ignore[type-var]
 
 
 def least_nodes(rule: Rule) -> int:
