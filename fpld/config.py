@@ -190,9 +190,13 @@ class CodecSection(Section):
 
 
 class CombineSection(Section):
-    """[combine]: the rule; `broadcast` sends the student's weights, or the combined logits for nodes that differ."""
+    """[combine]: the rule; `broadcast` sends the student's weights, or the combined logits for nodes that differ.
+
+    `trim` is how many of the largest and of the smallest values the rule `trimmed` leaves out (1).
+    """
 
     rule: Rule = "mixture"
+    trim: Count | None = None
     broadcast: Literal["weights", "logits"] = "weights"
 
 
@@ -267,6 +271,8 @@ class Config(Section):
             yield f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}"
         if self.probe.fresh and self.codec.against == "own":
             yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
+        if self.combine.trim is not None and not hasattr(registry.rules.get(self.combine.rule), "trim"):
+            yield f"combine.trim must be left out with the rule {self.combine.rule!r}: it is for 'trimmed'"
         if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
             yield "combine.broadcast must be 'logits' when nodes have students of their own"
         averaging = [name for name in self.baselines.methods if name in AVERAGING]

@@ -85,6 +85,8 @@ rules: Registry[Rule] = Registry(
         "mixture": "fpld.rules.mixture:MIXTURE",
         "trimmed": "fpld.rules.robust:TRIMMED",
         "median": "fpld.rules.robust:MEDIAN",
+        "geometric": "fpld.rules.geometric:GEOMETRIC",
+        "guarded": "fpld.rules.guarded:GUARDED",
     },
 )
 allocators: Registry[Allocator] = Registry(

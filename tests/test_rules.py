@@ -11,7 +11,7 @@ from fpld import Decoded, InputError
 from fpld.codecs.uniform.channel import bias
 from fpld.numerics import softmax
 from fpld.registry import rules
-from fpld.rules import MEAN, MEDIAN, MIXTURE, PRECISION, TRIMMED, Rule, combine
+from fpld.rules import GEOMETRIC, GUARDED, MEAN, MEDIAN, MIXTURE, PRECISION, TRIMMED, Rule, combine
 from fpld.rules.mixture import Mixture
 from fpld.rules.robust import Trimmed
 
@@ -30,8 +30,37 @@ def weighted(values: Array, variance: Array, _bias: Array) -> Array:
     return found
 
 
-def mixed(values: Array, _variance: Array, bias: Array) -> Array:
-    found: Array = np.log(softmax(values - bias).mean(axis=0))
+def median_point(chances: Array) -> Array:
+    """Weiszfeld's iteration on the points themselves, context by context."""
+    points: Array = np.asarray(chances, np.float64)
+    middle = points.mean(axis=0)
+    for _ in range(32):
+        pull = 1 / np.maximum(np.linalg.norm(points - middle, axis=-1, keepdims=True), 1e-12)
+        middle = (pull * points).sum(axis=0) / pull.sum(axis=0)
+    return middle
+
+
+def guarded(chances: Array) -> Array:
+    """The mixture by a trust that falls with what a node is farther off than twice the median node."""
+    excess = np.zeros(len(chances))
+    for points in (chances.reshape(len(chances), 1, -1), chances.mean(axis=1, keepdims=True)):
+        away = np.linalg.norm(points - median_point(points), axis=(1, 2))
+        excess = np.maximum(excess, away / np.median(away) - 2)
+    trust = np.exp(-4 * excess)[:, None, None]
+    found: Array = (trust * chances).sum(axis=0) / trust.sum(axis=0)
+    return found
+
+
+# What rules of probabilities are, of all nodes' probabilities [K, n, V].
+OF_CHANCES: dict[str, Callable[[Array], Array]] = {
+    "mixture": lambda chances: chances.mean(axis=0),
+    "geometric": median_point,
+    "guarded": guarded,
+}
+
+
+def of_logits(name: str, values: Array, bias: Array) -> Array:
+    found: Array = np.log(OF_CHANCES[name](softmax(values - bias)))
     return found
 
 
@@ -39,9 +68,11 @@ def mixed(values: Array, _variance: Array, bias: Array) -> Array:
 DEFINITIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
     "mean": lambda values, *_: values.mean(axis=0),
     "precision": weighted,
-    "mixture": mixed,
+    "mixture": lambda values, _, bias: of_logits("mixture", values, bias),
     "trimmed": lambda values, *_: np.sort(values, axis=0)[1:-1].mean(axis=0),
     "median": lambda values, *_: np.median(values, axis=0),
+    "geometric": lambda values, _, bias: of_logits("geometric", values, bias),
+    "guarded": lambda values, _, bias: of_logits("guarded", values, bias),
 }
 each_rule = pytest.mark.parametrize("rule", [pytest.param(rules.get(name), id=name) for name in DEFINITIONS])
 
@@ -54,7 +85,13 @@ def replies(values: Array, variance: Any = 0.0, bias: Any = 0.0) -> list[Decoded
 
 def test_every_rule_has_a_row() -> None:
     assert set(DEFINITIONS) == set(rules.names())
-    assert [rule for rule in map(rules.get, rules.names()) if rule.needs_all] == [MEDIAN, PRECISION, TRIMMED]
+    assert [rule for rule in map(rules.get, rules.names()) if rule.needs_all] == [
+        GEOMETRIC,
+        GUARDED,
+        MEDIAN,
+        PRECISION,
+        TRIMMED,
+    ]
 
 
 @pytest.mark.parametrize("name", DEFINITIONS)
@@ -64,6 +101,7 @@ def test_rules_are_what_they_say(name: str, dtype: type) -> None:
     values: Array = rng.normal(0, 3, (5, 4, 30)).astype(dtype)
     variance, bias = rng.uniform(0.1, 2, (2, 5, 4, 30)).astype(dtype)
     variance[2, :, 7] = variance[3, 1] = 0  # exact nodes
+    values[4] *= 0.1 + 3 * (name == "guarded")  # a node that is not trusted wholly
     found = combine(rules.get(name), replies(values, variance, bias))
     assert found.dtype == dtype
     assert found == pytest.approx(DEFINITIONS[name](values, variance, bias), rel=1e-4, abs=1e-5)

@@ -14,6 +14,9 @@ from fpld.errors import FpldError, InputError
 from fpld.federation.budgets import configured
 from fpld.federation.texts import deal, first_documents, read_corpus
 from fpld.protocol.wire import OVERHEAD
+from fpld.registry import rules
+from fpld.rules.base import configured as configured_rule
+from fpld.rules.base import least_nodes
 from fpld.students import student_class
 from fpld.students.configs import HuggingFaceConfig
 
@@ -44,7 +47,7 @@ class Check:
 
     def findings(self) -> list[Finding]:
         """Return everything that was found, in the order of the sections."""
-        return [*self._texts(), *self._tokenizer(), *self._students(), *self._budget()]
+        return [*self._texts(), *self._tokenizer(), *self._students(), *self._rule(), *self._budget()]
 
     def _texts(self) -> Iterator[Finding]:
         config = self._config
@@ -172,6 +175,19 @@ class Check:
         vocab = model_tokenizer(path).vocab
         if vocab != self.vocab:
             raise InputError(f"{path} has {vocab} tokens, the federation's tokenizer {self.vocab}")
+
+    def _rule(self) -> Iterator[Finding]:
+        """Check that so many nodes answer in every round as the rule needs."""
+        config = self._config
+        least = least_nodes(configured_rule(rules.get(config.combine.rule), trim=config.combine.trim))
+        answering, whose = len(config.nodes), "the number of nodes"
+        if config.run.quorum is not None:
+            answering, whose = config.run.quorum, "run.quorum"
+        if answering < least:
+            key = "combine.trim" if config.combine.trim is not None else "combine.rule"
+            yield Finding(
+                key, f"{config.combine.rule!r} needs at least {least} nodes in a round, {whose} is {answering}"
+            )
 
     def _budget(self) -> Iterator[Finding]:
         """Check every node's limit against the least that the codec works with, then the budget as a whole."""

@@ -7,6 +7,7 @@ Both are the same whatever the engine. What the next round needs is in the state
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from fpld.federation.state import Line
     from fpld.protocol import Combined, Task
     from fpld.storage.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+DOUBTFUL = 0.5  # a trust below which a person is told
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -102,6 +107,7 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     aggregator.close()
     phase("combining")
     combined = aggregator.combine()
+    _warn(aggregator, combined)
     phase("distilling")
     student, divergence = setup.pool.submit(jobs.distill, *_distillation(setup, state, combined)).result()
     line = _summary(aggregator, combined, divergence)
@@ -129,6 +135,16 @@ def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, 
     return setup.base, state.student, setup.probe(round), combined.target, options, public
 
 
+def _warn(aggregator: Aggregator, combined: Combined) -> None:
+    """Tell a person of nodes that an audit has found far off."""
+    for node, trust in zip(combined.nodes, () if combined.trust is None else combined.trust, strict=False):
+        if trust < DOUBTFUL:
+            name = aggregator.settings.names[node]
+            log.warning(
+                "round %d: %s is far off the others, and counts for %.2g of a node", aggregator.round, name, trust
+            )
+
+
 def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> Line:
     """Return the line of the trace, as far as the aggregator knows it."""
     settings, sent, weights = aggregator.settings, aggregator.sent, aggregator.weights
@@ -142,6 +158,7 @@ def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> L
         "overhead_bytes": OVERHEAD * len(sent),
         "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in nodes],
         "weights": None if weights is None else weights.tolist(),
+        "trust": None if aggregator.trust is None else aggregator.trust.tolist(),
         "noise": [float(aggregator.noise[node]) if node in sent else None for node in nodes],
         "kl": None if combined.target.relative else divergence,
         "gain": -divergence if combined.target.relative else None,
@@ -172,6 +189,7 @@ def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes], ru
         clips=[node.clip for node in config.nodes],
         codec=config.codec.name,
         rule=config.combine.rule,
+        trim=config.combine.trim,
         against=config.codec.against,
         stratified=config.codec.dither == "stratified",
         quorum=config.run.quorum or len(config.nodes),

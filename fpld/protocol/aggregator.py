@@ -29,6 +29,7 @@ from fpld.protocol.states import AggregatorEvent as Event
 from fpld.protocol.states import AggregatorPhase as Phase
 from fpld.protocol.wire import OVERHEAD, payload_of, unseal
 from fpld.registry import codecs, rules
+from fpld.rules.base import configured, least_nodes
 from fpld.types import Plan
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fpld.budget.policy import Budget
     from fpld.codecs import Prior
     from fpld.protocol.priors import Notes
+    from fpld.rules import Rule
     from fpld.types import Floats
 
 
@@ -57,7 +59,7 @@ class Settings:
     """What does not change in a run.
 
     Frames of a round take up to `spool` bytes of memory, more of them lie in a temporary file. Combining takes
-    `threads`, or as many as there are cores.
+    `threads`, or as many as there are cores. `trim` is that of the rule `trimmed`.
     """
 
     names: Sequence[str]
@@ -70,6 +72,7 @@ class Settings:
     clips: Sequence[float | None]
     codec: str = "uniform"
     rule: str = "mean"
+    trim: int | None = None
     against: Against = "nothing"
     stratified: bool = True
     quorum: int = 1
@@ -81,12 +84,17 @@ class Settings:
         if not 1 <= self.quorum <= len(self.names):
             raise InputError(f"quorum must be from 1 to the number of nodes, {len(self.names)}, got {self.quorum}")
         codecs.check(self.codec)
-        least = getattr(rules.get(self.rule), "least_nodes", 1)
+        least = least_nodes(self.combining)
         if self.quorum < least:
             raise InputError(
                 f"rule {self.rule!r} needs at least {least} nodes in every round: quorum must be as many, "
                 f"got {self.quorum}"
             )
+
+    @property
+    def combining(self) -> Rule:
+        """Return the rule, as it is configured."""
+        return configured(rules.get(self.rule), trim=self.trim)
 
 
 class Aggregator:
@@ -129,6 +137,11 @@ class Aggregator:
     def noise(self) -> Floats:
         """Return the mean variance of what each node's frame of the last combined round decoded to."""
         return self._learner.noise
+
+    @property
+    def trust(self) -> Floats | None:
+        """Return how far each node is trusted [K], from 1 down, if the rule audits."""
+        return self._learner.trust
 
     @property
     def missing(self) -> list[int]:
@@ -222,7 +235,9 @@ class Aggregator:
         own = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
         payloads = [payload_of(self._spool.get(node)) for node in nodes]
         observer = RoundObserver(self._learner, nodes, plans, agreement=not codec.traits.sparse)
-        combined = combine(Replies(codec, rules.get(s.rule), payloads, plans, own), observer, s.threads)
+        combined = combine(
+            Replies(codec, s.combining, payloads, plans, own, self._learner.trusted(nodes)), observer, s.threads
+        )
         observer.close(codec, combined)
         self._learner.learn(self._learnt)
         return combined

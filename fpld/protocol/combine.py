@@ -6,12 +6,15 @@ The result does not depend on the number of threads.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fpld.protocol.audit import audit
 from fpld.protocol.plain import plain
 from fpld.protocol.ways import WAYS, fast_way
+from fpld.rules.base import Judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +32,7 @@ class Combined(NamedTuple):
 
     `noise` and `squares` are each node's summed variance and sum of squares, the latter if the observer wanted it;
     `lower` and `upper` bound the KL that coding has cost, in nats per context, where the paper's bounds apply: they do
-    not to sampled labels.
+    not to sampled labels. `trust` is what a rule that audits thinks of each node.
     """
 
     target: Target
@@ -38,6 +41,7 @@ class Combined(NamedTuple):
     squares: Floats
     lower: float | None
     upper: float | None
+    trust: Floats | None = None
 
 
 def combine(
@@ -47,6 +51,10 @@ def combine(
     ways: Mapping[tuple[Codec, Rule], Way] = WAYS,
 ) -> Combined:
     """Combine replies while the observer looks on; no threads: one for each core that this process may use."""
+    trust = None
+    if isinstance(replies.rule, Judge):
+        trust = replies.rule.judge(audit(replies), replies.trust)
+        replies = replace(replies, rule=replies.rule.weighing(trust))
     way = fast_way(ways, replies, observer)
     run = plain if way is None else way.run
     finish, parts = run(replies, observer, threads or len(os.sched_getaffinity(0)))
@@ -59,4 +67,4 @@ def combine(
         if part.sample is not None:
             observer.look(part.sample)
     lower, upper = (bracket / contexts).tolist() if contexts else (None, None)
-    return Combined(finish(), [plan.node for plan in replies.plans], noise, squares, lower, upper)
+    return Combined(finish(), [plan.node for plan in replies.plans], noise, squares, lower, upper, trust)

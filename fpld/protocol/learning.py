@@ -35,6 +35,7 @@ class Learner:
         self.noise: Floats = np.zeros(nodes)  # of the last round, for a person to see
         self.learnt: Array | None = None
         self.agree = False
+        self.trust: Floats | None = None  # of each node, if the rule audits
 
     @property
     def weights(self) -> Floats | None:
@@ -46,12 +47,19 @@ class Learner:
         arrays: dict[str, Array] = {_ESTIMATE + name: value for name, value in self.estimate.items()}
         if self.learnt is not None:
             arrays["tables"] = self.learnt
+        if self.trust is not None:
+            arrays["trust"] = self.trust
         return arrays, {"agree": self.agree}
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.estimate = {name.removeprefix(_ESTIMATE): a for name, a in arrays.items() if name.startswith(_ESTIMATE)}
         self.learnt, self.agree = arrays.get("tables"), bool(meta["agree"])
+        self.trust = arrays.get("trust")
+
+    def trusted(self, nodes: Sequence[int]) -> Floats | None:
+        """Return how far these nodes were trusted so far, if the rule audits."""
+        return None if self.trust is None else self.trust[list(nodes)]
 
     def learn(self, learnt: Mapping[int, Array]) -> None:
         """Begin the next round with the mean of what the codec has learnt at the nodes, in integers."""
@@ -87,5 +95,9 @@ class RoundObserver:
         learner.agree = self.agreement.reached
         learner.noise = np.zeros(learner.nodes)
         learner.noise[self.nodes] = noise
+        if combined.trust is not None:
+            before = np.ones(learner.nodes) if learner.trust is None else learner.trust
+            learner.trust = before.copy()
+            learner.trust[self.nodes] = combined.trust
         seen = Seen(self.nodes, self.plans, codec, noise, combined.squares, self.seen)
         learner.estimate = learner.estimator.observe(learner.estimate, seen)

@@ -28,7 +28,8 @@ _BOUNDS = 1 << 15  # coordinates at a time: what bounds are computed from stays 
 class Replies:
     """The payloads of the nodes that answered, in the order of their numbers, with their plans.
 
-    `own` holds what each node coded against, for sequential refinement; what is decoded is added to it.
+    `own` holds what each node coded against, for sequential refinement; what is decoded is added to it. `trust` is how
+    far the nodes were trusted before this round, for rules that remember.
     """
 
     codec: Codec
@@ -36,6 +37,7 @@ class Replies:
     payloads: Sequence[bytes | memoryview]
     plans: Sequence[Plan]
     own: Sequence[Floats32] = ()
+    trust: Floats | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

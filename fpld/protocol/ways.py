@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fpld.codecs.samples.reader import Sparse
     from fpld.protocol.replies import Observer, Replies
     from fpld.rules import Rule
-    from fpld.types import Ints
+    from fpld.types import Floats, Ints
 
 _PRIOR = 1 << 20  # coordinates of the prior that are looked at together, by all nodes
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
@@ -40,7 +40,8 @@ class Way:
 
     `run` combines on so many threads: it returns a function that makes the target once all pieces were taken, and the
     pieces in order of contexts. `samples`, `squares`: observers that want those. `one_prior`: the plans must share one
-    prior. `kernels`: there is nothing without numba. None serves sequential refinement.
+    prior. `kernels`: there is nothing without numba. `weights`: nodes may count unequally. None serves sequential
+    refinement.
     """
 
     run: Callable[[Replies, Observer, int], tuple[Callable[[], Target], Iterator[Piece]]]
@@ -48,12 +49,14 @@ class Way:
     squares: bool = False
     one_prior: bool = False
     kernels: bool = False
+    weights: bool = False
 
     def serves(self, replies: Replies, observer: Observer) -> bool:
         """Return whether these replies can be combined for this observer."""
         asked = (observer.samples and not self.samples) or (observer.squares and not self.squares)
         apart = self.one_prior and any(plan.prior is not replies.plans[0].prior for plan in replies.plans)
-        return not (asked or apart or replies.own or (self.kernels and not compiled.available()))
+        unequal = bool(getattr(replies.rule, "weights", ())) and not self.weights
+        return not (asked or apart or unequal or replies.own or (self.kernels and not compiled.available()))
 
 
 def fast_way(ways: Mapping[tuple[Codec, Rule], Way], replies: Replies, observer: Observer) -> Way | None:
@@ -116,6 +119,7 @@ def _samples(
 ) -> tuple[Callable[[], Target], Iterator[Piece]]:
     """Add up what labels change of the prior; of all coordinates only a block of the prior is held."""
     count, vocab = len(replies.plans), replies.shape[1]
+    weights = np.array(getattr(replies.rule, "weights", ()) or [1.0] * count)
     found: list[tuple[Ints, ...]] = []
 
     def parts() -> Iterator[Piece]:
@@ -124,7 +128,7 @@ def _samples(
         streams = [SAMPLES.reader(payload, plan).sparse(ranges) for payload, plan in pairs]
         for _ in ranges:
             blocks = [next(stream) for stream in streams]
-            found.append(_joined(blocks))
+            found.append(_joined(blocks, weights))
             yield Piece(np.array([block.noise for block in blocks]), np.zeros(count), np.zeros(2), 0)
         for stream in streams:
             next(stream, None)  # the end is checked
@@ -132,17 +136,17 @@ def _samples(
     def finish() -> Target:
         counts, tokens, changes = (np.concatenate(part) for part in zip(*found, strict=True))
         starts = np.concatenate([[0], np.cumsum(counts)])
-        return Target.sparse(starts, tokens, (changes / count).astype(np.float32), vocab=vocab)
+        return Target.sparse(starts, tokens, (changes / weights.sum()).astype(np.float32), vocab=vocab)
 
     return finish, parts()
 
 
-def _joined(blocks: Sequence[Sparse]) -> tuple[Ints, ...]:
-    """Return all nodes' changes by context: how many there are in each, their tokens, and they, added up."""
+def _joined(blocks: Sequence[Sparse], weights: Floats) -> tuple[Ints, ...]:
+    """Return all nodes' weighted changes by context: how many there are in each, their tokens, and they, added up."""
     counts = [np.diff(block.starts) for block in blocks]
     rows = np.concatenate([np.repeat(np.arange(len(own)), own) for own in counts])
     tokens = np.concatenate([block.tokens for block in blocks])
-    changes = np.concatenate([block.changes for block in blocks])
+    changes = np.concatenate([w * block.changes for w, block in zip(weights, blocks, strict=True)])
     order = np.lexsort((tokens, rows))
     rows, tokens, changes = rows[order], tokens[order], changes[order]
     first = np.ones(len(rows), bool)
@@ -156,5 +160,5 @@ WAYS: Mapping[tuple[Codec, Rule], Way] = {
     (UNIFORM, MEAN): Way(_uniform, kernels=True),
     (PREDICTIVE, MEAN): Way(partial(_predictive, mixture=False), samples=True, one_prior=True),
     (PREDICTIVE, MIXTURE): Way(partial(_predictive, mixture=True), samples=True, one_prior=True),
-    (SAMPLES, MIXTURE): Way(_samples, one_prior=True),
+    (SAMPLES, MIXTURE): Way(_samples, one_prior=True, weights=True),
 }

@@ -3,12 +3,26 @@
 `MEAN` is the paper's. `PRECISION` weighs by inverse variance and is the best linear unbiased rule when nodes
 agree but their budgets differ. `MIXTURE` averages probabilities, which suits nodes that differ. `TRIMMED` and
 `MEDIAN` bound what a few bad nodes can do; they need the logits centred alike at every node, since a constant that
-one node adds moves the others' order.
+one node adds moves the others' order. `GEOMETRIC` is a median of probabilities; `GUARDED` mixes the nodes by a trust
+that an audit of many contexts gives them, and is the one of these that serves sampled labels.
 """
 
 from fpld.rules.averages import MEAN, PRECISION
 from fpld.rules.base import Accumulator, Rule, combine
+from fpld.rules.geometric import GEOMETRIC
+from fpld.rules.guarded import GUARDED
 from fpld.rules.mixture import MIXTURE
 from fpld.rules.robust import MEDIAN, TRIMMED
 
-__all__ = ["MEAN", "MEDIAN", "MIXTURE", "PRECISION", "TRIMMED", "Accumulator", "Rule", "combine"]
+__all__ = [
+    "GEOMETRIC",
+    "GUARDED",
+    "MEAN",
+    "MEDIAN",
+    "MIXTURE",
+    "PRECISION",
+    "TRIMMED",
+    "Accumulator",
+    "Rule",
+    "combine",
+]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from fpld.errors import InputError
+from fpld.numerics import softmax
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fpld.types import Decoded, Reals
+    from fpld.types import Decoded, Floats, Reals
 
 
 class Accumulator(Protocol):
@@ -41,6 +43,53 @@ class Rule(Protocol):
     def start(self, shape: tuple[int, int]) -> Accumulator:
         """Begin with a block of n contexts, `shape` = (n, V)."""
         ...
+
+
+@runtime_checkable
+class Judge(Rule, Protocol):
+    """A rule that is given an audit of a whole round before it combines, and remembers its verdicts over rounds."""
+
+    def judge(self, audit: Audit, before: Floats | None = None) -> Floats:
+        """Return the nodes' trust [K], given what it was before."""
+        ...
+
+    def weighing(self, trust: Floats) -> Rule:
+        """Return the rule that combines nodes which are trusted so far."""
+        ...
+
+
+class Audit(NamedTuple):
+    """Hold the nodes' inner products [K, K]: the mean over contexts, and those of their means over contexts."""
+
+    each: Floats
+    whole: Floats
+
+
+def probabilities(decoded: Decoded) -> Reals:
+    """Return a node's probabilities [n, V]: the codec's own unbiased ones, where it has them."""
+    if decoded.chances is not None:
+        return decoded.chances
+    values = decoded.values
+    return softmax(values - np.asarray(decoded.bias, values.dtype), values.dtype)
+
+
+def configured(rule: Rule, *, trim: int | None) -> Rule:
+    """Return a rule with the count that its user chose, where it has one.
+
+    >>> from fpld.rules import TRIMMED
+    >>> configured(TRIMMED, trim=2)
+    Trimmed(trim=2, needs_all=True)
+    """
+    if trim is None:
+        return rule
+    if not hasattr(rule, "trim"):
+        raise InputError(f"trim must be left out with {type(rule).__name__}: it is for the rule 'trimmed'")
+    return replace(rule, trim=trim)  # type: ignore[type-var]
+
+
+def least_nodes(rule: Rule) -> int:
+    """Return how many nodes must answer in a round for a rule to work."""
+    return int(getattr(rule, "least_nodes", 1))
 
 
 def combine(rule: Rule, replies: Iterable[Decoded]) -> Reals:

@@ -66,8 +66,8 @@ def _unbiased(values, bias, out):
 
 
 @kernel
-def add(values, bias, small, total, top):
-    """Add a node's probabilities [rows, V] to `total`; the bias of its logits is [1 or rows, 1 or V].
+def add(values, bias, weight, small, total, top):
+    """Add a node's probabilities [rows, V] by its weight to `total`; the bias of its logits is [1 or rows, 1 or V].
 
     `top` takes the largest logarithm, but only in contexts where some probability is below exp(`small`): what is larger
     can be read off the sum.
@@ -81,10 +81,10 @@ def add(values, bias, small, total, top):
         for c in range(0, vocab, LANES):
             _exponentials(logits, row, uint64(c), uint64(min(LANES, vocab - c)), most, lanes)
         whole = lanes.sum()
-        _accumulate(row, float32(1.0) / whole, total[r])
+        _accumulate(row, float32(weight) / whole, total[r])
         logarithm = float32(most + np.log(whole))
         if least - logarithm < small:
-            _highest(logits, logarithm, top[r])
+            _highest(logits, float32(logarithm - np.log(weight)), top[r])
 
 
 @kernel

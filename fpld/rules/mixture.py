@@ -7,7 +7,7 @@ that each node's weights are unbiased before they are normalized. Where a codec 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,9 @@ _SMALL = 1e-30
 class Mixture:
     """Average probabilities, and return their logarithm; `reference` leaves the kernel out: the same, slowly.
 
+    `weights` say how much each node counts, in their order; without them all count alike. They do not make it another
+    rule.
+
     >>> from fpld.rules import combine
     >>> from fpld.types import Decoded
     >>> none = np.zeros((1, 1))
@@ -37,10 +40,11 @@ class Mixture:
 
     reference: bool = False
     needs_all: bool = False
+    weights: tuple[float, ...] = field(default=(), compare=False)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
         """Begin with a block."""
-        return _Mixture(shape, compiled.available() and not self.reference)
+        return _Mixture(shape, compiled.available() and not self.reference, self.weights)
 
 
 class _Mixture:
@@ -49,8 +53,8 @@ class _Mixture:
     Unbiased probabilities of a codec's own may add up to less than nothing: there the same is done.
     """
 
-    def __init__(self, shape: tuple[int, int], fast: bool) -> None:
-        self._fast, self._shape = fast, shape
+    def __init__(self, shape: tuple[int, int], fast: bool, weights: tuple[float, ...]) -> None:
+        self._fast, self._shape, self._weights = fast, shape, weights
         self._top: Reals = np.empty(0)
         self._total: Reals = np.empty(0)
         self._nodes = 0
@@ -60,31 +64,33 @@ class _Mixture:
         if self._nodes == 0:
             self._top = np.full(self._shape, -np.inf, values.dtype)
             self._total = np.zeros(self._shape, values.dtype)
+        weight = self._weights[self._nodes] if self._weights else 1.0
         self._nodes += 1
         bias = np.atleast_2d(np.asarray(decoded.bias, values.dtype))
         if decoded.chances is not None:
-            self._total += decoded.chances
-            np.maximum(self._top, log_softmax(values - bias), out=self._top)
+            self._total += np.asarray(weight, values.dtype) * decoded.chances
+            np.maximum(self._top, log_softmax(values - bias) + np.asarray(np.log(weight), values.dtype), out=self._top)
         elif self._fast and values.dtype == np.float32:
             from fpld.rules import mixing  # brings numba along
 
             arrays = np.ascontiguousarray(values), np.ascontiguousarray(bias)
-            mixing.add(*arrays, float(np.log(_SMALL)), self._total, self._top)  # type: ignore[no-untyped-call]
+            mixing.add(*arrays, weight, float(np.log(_SMALL)), self._total, self._top)  # type: ignore[no-untyped-call]
         else:
-            self._add(values, bias)
+            self._add(values, bias, weight)
 
-    def _add(self, values: Reals, bias: Reals) -> None:
+    def _add(self, values: Reals, bias: Reals, weight: float) -> None:
         bias = np.broadcast_to(bias, (len(values), bias.shape[1]))
         stride = max(_CHUNK // values.shape[-1], 1)
         for start in range(0, len(values), stride):
             rows = slice(start, start + stride)
-            logits = log_softmax(values[rows] - bias[rows])
+            logits = log_softmax(values[rows] - bias[rows]) + np.asarray(np.log(weight), values.dtype)
             np.maximum(self._top[rows], logits, out=self._top[rows])
             self._total[rows] += np.exp(logits)
 
     def result(self) -> Reals:
         logarithm = np.log(np.maximum(self._total, _SMALL))
-        result: Reals = np.where(self._total > _SMALL, logarithm, self._top) - np.float32(np.log(self._nodes))
+        whole = np.float32(np.log(sum(self._weights[: self._nodes]) if self._weights else self._nodes))
+        result: Reals = np.where(self._total > _SMALL, logarithm, self._top) - whole
         return result
 
 

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 # What is changed in a sound configuration, and the keys that must be named, all of them.
 BROKEN: dict[str, tuple[list[tuple[str, str]], set[str]]] = {
     "rule": ([("[student]", '[combine]\nrule = "mixtur"\n[student]')], {"combine.rule"}),
+    "trim": ([("[student]", '[combine]\nrule = "trimmed"\ntrim = 2\n[student]')], {"combine.trim"}),
+    "trimmed": (
+        [("seed = 5", "quorum = 2"), ("[student]", '[combine]\nrule = "trimmed"\n[student]')],
+        {"combine.rule"},
+    ),
+    "trim of no use": ([("[student]", "[combine]\ntrim = 1\n[student]")], {"combine.trim"}),
     "codec": ([("[student]", '[codec]\nname = "unifrom"\n[student]')], {"codec.name"}),
     "allocator": ([("[student]", '[budget]\nallocator = "best"\n[student]')], {"budget.allocator"}),
     "estimator": ([("[student]", '[budget]\nestimator = "guess"\n[student]')], {"budget.estimator"}),

@@ -96,7 +96,11 @@ def test_a_table_for_people(tiny: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ("--corpora", "moon", "--corpora must be of sotu, pubmed, wikipedia, pubmed-alike, got 'moon'"),
         ("--seeds", "0,x", "--seeds must be whole numbers of at least 0 with commas between them, got 'x'"),
-        ("--rules", "vote", "rule must be one of mean, median, mixture, precision, trimmed, got 'vote'"),
+        (
+            "--rules",
+            "vote",
+            "rule must be one of geometric, guarded, mean, median, mixture, precision, trimmed, got 'vote'",
+        ),
         ("--rounds", "0", "--rounds must be at least 1, got 0"),
     ],
 )

@@ -31,7 +31,7 @@ from fpld.registry import rules
 from fpld.rules import MEAN, MIXTURE, PRECISION
 from tests.codec_rows import ROWS, Row, draw, each_codec
 from tests.helpers import make_plan
-from tests.test_rules import DEFINITIONS
+from tests.test_rules import DEFINITIONS, OF_CHANCES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -106,8 +106,8 @@ def test_a_round_is_what_the_rule_says_of_what_is_decoded(row: Row, rule: str, w
         for parts in zip(*(each[:3] for each in decoded), strict=True)
     )
     expected = DEFINITIONS[rule](values, variance, bias)
-    if rule == "mixture" and row.codec.traits.sparse:
-        expected = np.log(np.maximum(np.mean([np.asarray(each.chances) for each in decoded], axis=0), 1e-9))
+    if rule in OF_CHANCES and row.codec.traits.sparse:
+        expected = np.log(np.maximum(OF_CHANCES[rule](np.stack([np.asarray(each.chances) for each in decoded])), 1e-9))
     found = combine(replies, watcher)
     assert found.nodes == list(range(K))
     assert whole(found, replies).dtype == np.float32
@@ -187,7 +187,7 @@ def agree(replies: Replies, found: tuple[Combined, Watcher], expected: tuple[Com
 
 @pytest.mark.parametrize("name", SCENES)
 @pytest.mark.parametrize("shape", [(M, V), (150, 3000)], ids=["all contexts are sampled", "some are"])
-@pytest.mark.parametrize("rule", [rule for rule in DEFINITIONS if any(w[1] == rules.get(rule) for w in WAYS)])
+@pytest.mark.parametrize("rule", ["guarded", *(r for r in DEFINITIONS if any(w[1] == rules.get(r) for w in WAYS))])
 @each_want
 def test_a_fast_way_gives_what_the_plain_way_gives(
     name: str, shape: tuple[int, int], rule: str, wants: tuple[str, ...]

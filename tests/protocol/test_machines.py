@@ -73,7 +73,7 @@ def test_a_round_brings_the_mean_within_its_bounds() -> None:
     assert not aggregator.distilled()
 
 
-@pytest.mark.parametrize("rule", ["mean", "precision", "trimmed", "median", "mixture"])
+@pytest.mark.parametrize("rule", ["mean", "precision", "trimmed", "median", "mixture", "geometric", "guarded"])
 def test_the_order_of_arrival_does_not_matter(rule: str) -> None:
     results = []
     for order in itertools.permutations(range(K)):

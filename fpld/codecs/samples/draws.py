@@ -58,6 +58,13 @@ def all_draws(key: Words, vocab: int) -> Words:
     return uppers(key, vocab).astype(np.uint32) << np.uint32(16) | lower
 
 
+def shares(keys: Words, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return u, to 16 bits, of one token for each key: the key of its context."""
+    pairs = mix((tokens >> 1).astype(np.uint32), keys)
+    halves = np.where(tokens & 1, pairs >> np.uint32(16), pairs) + keys[:, 4]
+    return ((halves & np.uint32(0xFFFF)) + 0.5) / (1 << 16)
+
+
 @inlined
 def mixed(index: Any, a: Any, b: Any, c: Any) -> Any:
     """Hash an index as `fpld.codecs.dither.mix` does, in integers wider than 32 bits."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import _check
+from fpld.codecs.samples.draws import keys_of, shares
 from fpld.codecs.samples.head import HEAD_BYTES, Head
 from fpld.codecs.samples.material import prior_chances
 from fpld.codecs.samples.model import learnt_from
@@ -34,7 +35,7 @@ class Sparse(NamedTuple):
     """Hold the labels of contexts `rows` as what they add to the prior's probabilities.
 
     Context number k changes in tokens[starts[k] : starts[k + 1]], each of them once, by `changes`. `noise` is the
-    labels' variance, summed over tokens and contexts.
+    labels' variance, summed over tokens and contexts, as the node reports it.
     """
 
     rows: range
@@ -67,6 +68,18 @@ class SamplesReader:
         for rows, found in self._ranges(ranges):
             starts, tokens, symbols = _joined([symbols for _, symbols in found])
             yield Sparse(rows, starts, tokens, symbols.astype(np.float32) * tau, noise * len(rows))
+
+    def squares(self, block: Sparse) -> float:
+        """Return an unbiased estimate of |p - pi|^2, summed over a block: of what a node reports it trusts nothing.
+
+        Of a symbol s = floor(x + u), s (s + 1 - 2 u) is x^2 on average over u, which the reader knows. Zeros count for
+        nothing, and no symbol for less: a node cannot push further than its squares say.
+        """
+        tau = 0.0 if self._head is None else self._head.tau
+        places = np.repeat(np.arange(len(block.rows)), np.diff(block.starts))
+        u = shares(keys_of(self._plan, block.rows)[places], block.tokens)
+        changes = block.changes.astype(np.float64)
+        return float((changes * (changes + tau * (1 - 2 * u))).sum())
 
     def blocks(self, ranges: Sequence[range] | None = None) -> Iterator[Decoded]:
         """Decode consecutive ranges of contexts, from the first on, as dense labels."""
