@@ -24,6 +24,7 @@ Words = npt.NDArray[np.uint32]
 MAX_CONTEXTS = 2**32 - 1
 MAX_VOCAB = 2**24
 MAX_BITS = 256  # a coordinate: far more than raw logits take; a budget beyond it is a mistake, or worse
+LEAST_TOKENS = 16  # counted for a smaller vocabulary, beside which heads and ranges are large
 MAX_SLOTS = 2**16  # as many points as the dither's interval has
 
 
@@ -65,7 +66,7 @@ class Plan:
         _check.integer("contexts", self.contexts, least=1, most=MAX_CONTEXTS)
         _check.integer("vocab", self.vocab, least=2, most=MAX_VOCAB)
         _check.real("bits", self.bits, least=0.0)
-        if self.bits > MAX_BITS * self.vocab:
+        if self.bits > MAX_BITS * max(self.vocab, LEAST_TOKENS):
             raise InputError(f"bits must be at most {MAX_BITS} for each of {self.vocab} tokens, got {self.bits:g}")
         if self.clip is not None:
             _check.real("clip", self.clip, above=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -62,7 +63,7 @@ def test_commands_in_the_docs_exist_and_parse(page: Path) -> None:
     """Every `fpld ...` line of a shell block names a command and arguments that the parser takes."""
     for block in re.findall(r"```(?:sh|console)\n(.*?)```", page.read_text(), re.DOTALL):
         for line in re.findall(r"^\s*(?:\$ )?fpld ([^#\n]+)", block, re.MULTILINE):
-            words = line.split()
+            words = shlex.split(line)
             assert words[0] in COMMANDS or words[0].startswith("-"), line
             parser().parse_args(words)
 

@@ -236,6 +236,10 @@ class Recording:
     def __init__(self, array: Array) -> None:
         self.array, self.shape, self.asked = array, array.shape, list[range]()
 
+    @property
+    def digest(self) -> bytes:
+        return ArrayPrior(self.array).digest
+
     def block(self, rows: range) -> Array:
         self.asked.append(rows)
         return self.array[rows.start : rows.stop]

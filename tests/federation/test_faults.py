@@ -45,7 +45,7 @@ def federation(
 
 def test_a_failing_node_is_named_and_the_others_go_on(config_file: Path) -> None:
     run, engine = federation(config_file, ("rounds = 3", "rounds = 3\nquorum = 2"))
-    text = config_file.parent / "run/text/1.safetensors"
+    text = config_file.parent / "run/private/text/1.safetensors"
     good = text.read_bytes()
     text.write_bytes(good[:100])
     first = run.advance(engine)
@@ -61,7 +61,7 @@ def test_below_the_quorum_the_run_stops_with_names_and_reasons(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, engine = federation(config_file)
-    (config_file.parent / "run/text/0.safetensors").unlink()
+    (config_file.parent / "run/private/text/0.safetensors").unlink()
     with pytest.raises(QuorumError, match=r"2 of 3 nodes answered, the quorum is 3; missing: north; north: failed: "):
         run.advance(engine)
     assert not (config_file.parent / "run/fpld/checkpoint.safetensors").exists()

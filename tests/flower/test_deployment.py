@@ -16,6 +16,8 @@ import pytest
 
 from fpld.engines.flower.processes import free_port
 from fpld.engines.local.run import run
+from fpld.seeds import derive_key
+from fpld.storage.folder import RunFolder
 from tests.flower.conftest import NAMES, Deployment
 
 if TYPE_CHECKING:
@@ -137,6 +139,8 @@ def test_aggregator_and_superlink_may_die_and_nothing_is_counted_twice(machines:
     """The result is that of an undisturbed run on one machine, bit for bit."""
     some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
     run(some.deployment.config, some.deployment.text, some.folder / "local", resume=False)
+    key = derive_key(some.deployment.config.run.seed)  # the local run's: a deployment draws one at random
+    RunFolder(some.folder / "flower").write_json("session.json", {"session": "ab" * 32, "key": key.hex()})
     some.aggregator()
     some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
     for name in NAMES:
