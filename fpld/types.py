@@ -23,7 +23,7 @@ Words = npt.NDArray[np.uint32]
 
 MAX_CONTEXTS = 2**32 - 1
 MAX_VOCAB = 2**24
-MAX_BITS = 256  # a coordinate: far more than raw logits take; a budget beyond it is a mistake, or worse
+MAX_BITS = 1024  # a coordinate: far more than raw logits take; a budget beyond it is a mistake, or worse
 LEAST_TOKENS = 16  # counted for a smaller vocabulary, beside which heads and ranges are large
 MAX_SLOTS = 2**16  # as many points as the dither's interval has
 

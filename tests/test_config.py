@@ -71,7 +71,11 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('rule = "mean"', 'rule = "mixtur"', "combine.rule: rule must be one of mean, median, mixture, precision, tr"),
+        (
+            'rule = "mean"',
+            'rule = "mixtur"',
+            "combine.rule: rule must be one of geometric-median, guarded, mean, median, mixture, precision",
+        ),
         ('name = "uniform"', 'name = "uniforn"', "codec.name: codec must be one of float32, predictive, predictive-st"),
         (
             'allocator = "optimal"',

@@ -238,7 +238,7 @@ class Recording:
 
     @property
     def digest(self) -> bytes:
-        return ArrayPrior(self.array).digest
+        return bytes(32)
 
     def block(self, rows: range) -> Array:
         self.asked.append(rows)

@@ -49,7 +49,7 @@ def test_toml_that_no_parser_likes(text: str) -> None:
 
 def test_a_budget_beyond_reason_allocates_nothing() -> None:
     for bits in (1e8, 1e15, 1e300):
-        with pytest.raises(InputError, match="bits must be at most 256 for each of 50 tokens"):
+        with pytest.raises(InputError, match="bits must be at most 1024 for each of 50 tokens"):
             make_plan(bits=bits)
 
 
