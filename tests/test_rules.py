@@ -33,7 +33,7 @@ def weighted(values: Array, variance: Array, _bias: Array) -> Array:
 def median_point(chances: Array) -> Array:
     """Weiszfeld's iteration on the points themselves, context by context."""
     points: Array = np.asarray(chances, np.float64)
-    middle = points.mean(axis=0)
+    middle: Array = points.mean(axis=0)
     for _ in range(32):
         pull = 1 / np.maximum(np.linalg.norm(points - middle, axis=-1, keepdims=True), 1e-12)
         middle = (pull * points).sum(axis=0) / pull.sum(axis=0)

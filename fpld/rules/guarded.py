@@ -55,8 +55,8 @@ class Guarded:
         [1.0, 1.0, 1.0, 0.0]
         """
         excess = np.max([self._excess(gram) for gram in audit], axis=0)
-        trust = np.exp(-self.eta * excess) * (1.0 if before is None else before)
-        return np.maximum(trust, _LEAST)
+        trust: Floats = np.maximum(np.exp(-self.eta * excess) * (1.0 if before is None else before), _LEAST)
+        return trust
 
     def weighing(self, trust: Floats) -> Mixture:
         """Return the mixture of nodes that are trusted so far."""
