@@ -14,6 +14,7 @@ from fpld.codecs import make_prior
 from fpld.codecs.float32 import FLOAT32
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.codecs.samples.draws import all_draws, keys_of, shares
+from fpld.federation.rounds import DOUBTFUL
 from fpld.numerics import log_softmax, softmax
 from fpld.protocol import Aggregator, Budget, Settings
 from fpld.protocol.audit import audit, audited
@@ -78,11 +79,11 @@ def attacked(name: str, seed: int = 0) -> tuple[Array, Array]:
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in HIDDEN])
 def test_attackers_count_for_nothing_and_honest_nodes_for_as_much_as_before(name: str, codec: str) -> None:
-    """A fixed draw; by the next test an honest node of such a federation loses trust with probability below 0.02."""
+    """A fixed draw; by the next test an honest node of such a federation is doubted with probability below 0.02."""
     given = replies(CODECS[codec], *attacked(name), name)
     trust = GUARDED.judge(audit(given))
     assert trust[-BAD:].max() < 0.05
-    assert trust[:-BAD].tolist() == [1.0] * (K - BAD)
+    assert trust[:-BAD].min() > DOUBTFUL
     found = combine(given, Nobody())
     assert found.trust is not None
     assert np.array_equal(found.trust, trust)
@@ -95,7 +96,7 @@ def test_attackers_count_for_nothing_and_honest_nodes_for_as_much_as_before(name
 
 def test_honest_nodes_are_rarely_distrusted() -> None:
     """24 federations of eight honest nodes and sampled labels: no alarm, so the rate is below 0.02 a node (95 %)."""
-    alarms = sum(int((GUARDED.judge(audit(replies(SAMPLES, *honest(seed)))) < 1).sum()) for seed in range(24))
+    alarms = sum(int((GUARDED.judge(audit(replies(SAMPLES, *honest(seed)))) < DOUBTFUL).sum()) for seed in range(24))
     assert alarms == 0
 
 
@@ -146,11 +147,11 @@ def test_draws_of_single_tokens_are_those_of_all() -> None:
 
 
 def test_nobody_knows_the_audited_contexts_before_all_payloads_are_there() -> None:
-    plans = [make_plan(contexts=5000, vocab=1000, node=k) for k in range(2)]
+    plans = [make_plan(contexts=20000, vocab=1000, node=k) for k in range(2)]
     one, same, other = (
         audited(Replies(FLOAT32, GUARDED, payloads, plans)) for payloads in ([b"a", b"b"], [b"a", b"b"], [b"a", b"c"])
     )
-    assert len(one) == (1 << 20) // 1000
+    assert len(one) == (1 << 22) // 1000
     assert np.array_equal(one, same)
     assert len(np.intersect1d(one, other)) < 0.35 * len(one)
 

@@ -10,7 +10,8 @@ honest nodes differ by. So the audit compares nodes on all that they said, in tw
 In each view a node's distance goes from the nodes' geometric median, and is compared with the median node's. What
 exceeds `tolerance` times that multiplies the node's trust by exp(-eta * excess), as ExpGuard does (Roux, Zimmer and
 Pokutta, *On the Byzantine-resilience of distillation-based federated learning*, arXiv 2402.12265). Trust is kept over
-rounds, and never grows: the mixture weighs nodes by it.
+rounds, and never grows: the mixture weighs nodes by it. An honest node that is doubted costs a student much less than
+an attacker that is believed, so `tolerance` is small.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Guarded:
     """Average probabilities of nodes by their trust; without a round's audit a block is audited by itself."""
 
     eta: float = 4.0
-    tolerance: float = 2.0
+    tolerance: float = 1.5
     needs_all: bool = True
 
     def __post_init__(self) -> None:
