@@ -97,7 +97,7 @@ def test_attackers_count_for_nothing_and_honest_nodes_for_as_much_as_before(name
 def test_honest_nodes_are_rarely_distrusted() -> None:
     """24 federations of eight honest nodes and sampled labels: no alarm, so the rate is below 0.02 a node (95 %).
 
-    It is this scene's: where few tokens make up the difference of the nodes' means, honest nodes are doubted more often.
+    It is this scene's: where few tokens make up the difference of the means, honest nodes are doubted more often.
     """
     alarms = sum(int((GUARDED.judge(audit(replies(SAMPLES, *honest(seed)))) < DOUBTFUL).sum()) for seed in range(24))
     assert alarms == 0
