@@ -33,7 +33,7 @@ def weighted(values: Array, variance: Array, _bias: Array) -> Array:
 def median_point(chances: Array) -> Array:
     """Weiszfeld's iteration on the points themselves, context by context."""
     points: Array = np.asarray(chances, np.float64)
-    middle = points.mean(axis=0)
+    middle: Array = points.mean(axis=0)
     for _ in range(32):
         pull = 1 / np.maximum(np.linalg.norm(points - middle, axis=-1, keepdims=True), 1e-12)
         middle = (pull * points).sum(axis=0) / pull.sum(axis=0)
@@ -41,11 +41,11 @@ def median_point(chances: Array) -> Array:
 
 
 def guarded(chances: Array) -> Array:
-    """The mixture by a trust that falls with what a node is farther off than twice the median node."""
+    """The mixture by a trust that falls with what a node is farther off than 1.5 times the median node."""
     excess = np.zeros(len(chances))
     for points in (chances.reshape(len(chances), 1, -1), chances.mean(axis=1, keepdims=True)):
         away = np.linalg.norm(points - median_point(points), axis=(1, 2))
-        excess = np.maximum(excess, away / np.median(away) - 2)
+        excess = np.maximum(excess, away / np.median(away) - 1.5)
     trust = np.exp(-4 * excess)[:, None, None]
     found: Array = (trust * chances).sum(axis=0) / trust.sum(axis=0)
     return found

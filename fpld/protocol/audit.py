@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fpld.types import Decoded, Floats, Ints, Reals
 
 _BLOCK = 1 << 20  # coordinates of all nodes that are looked at together
-_SHARE = 1 << 20  # coordinates of a node that are audited
+_SHARE = 1 << 22  # coordinates of a node that are audited
 
 
 def audit(replies: Replies) -> Audit:

@@ -43,8 +43,9 @@ def weiszfeld(gram: Floats) -> Floats:
 def squared_distances(gram: Floats, weights: Floats) -> Floats:
     """Return the nodes' squared distances [..., K] to their mean with these weights, from their inner products."""
     along = (gram @ weights[..., None])[..., 0]
-    found = np.einsum("...kk->...k", gram) - 2 * along + (weights * along).sum(axis=-1, keepdims=True)
-    return np.maximum(found, 0)
+    whole = (weights * along).sum(axis=-1, keepdims=True)
+    found: Floats = np.maximum(np.einsum("...kk->...k", gram) - 2 * along + whole, 0)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ honest nodes differ by. So the audit compares nodes on all that they said, in tw
 In each view a node's distance goes from the nodes' geometric median, and is compared with the median node's. What
 exceeds `tolerance` times that multiplies the node's trust by exp(-eta * excess), as ExpGuard does (Roux, Zimmer and
 Pokutta, *On the Byzantine-resilience of distillation-based federated learning*, arXiv 2402.12265). Trust is kept over
-rounds, and never grows: the mixture weighs nodes by it.
+rounds, and never grows: the mixture weighs nodes by it. An honest node that is doubted costs a student much less than
+an attacker that is believed, so `tolerance` is small.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Guarded:
     """Average probabilities of nodes by their trust; without a round's audit a block is audited by itself."""
 
     eta: float = 4.0
-    tolerance: float = 2.0
+    tolerance: float = 1.5
     needs_all: bool = True
 
     def __post_init__(self) -> None:
@@ -55,8 +56,8 @@ class Guarded:
         [1.0, 1.0, 1.0, 0.0]
         """
         excess = np.max([self._excess(gram) for gram in audit], axis=0)
-        trust = np.exp(-self.eta * excess) * (1.0 if before is None else before)
-        return np.maximum(trust, _LEAST)
+        trust: Floats = np.maximum(np.exp(-self.eta * excess) * (1.0 if before is None else before), _LEAST)
+        return trust
 
     def weighing(self, trust: Floats) -> Mixture:
         """Return the mixture of nodes that are trusted so far."""
