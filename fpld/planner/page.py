@@ -26,12 +26,12 @@ def plan_section(name: str, plan: Forecast, key: str) -> str:
     """Return the part of a page that shows a plan."""
     first = policy_rows(plan)[0]
     tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
-    if first["round_seconds"] is not None:
+    if "round_seconds" in first:
         tiles["uplinks of a round"] = f"{first['round_seconds']:.4g} s"
-    if first.get("upper") is not None:
-        tiles["KL at most"] = f"{first['kl_at_most']:.3g} nats" + (
-            "" if first["upper_holds"] else " (not to be trusted)"
-        )
+    for name, label in (("noise", "noise of the mean target"), ("coding_loss", "coding loss (nats per context)"),
+                        ("kl_at_most", "KL at most (nats)")):  # fmt: skip
+        if first.get(name) is not None:
+            tiles[label] = f"{first[name]:.3g}"
     return environment().get_template("plan.html.j2").render(
         name=name[:1].upper() + name[1:],
         id=key,

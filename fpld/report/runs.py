@@ -54,6 +54,7 @@ class Line(_Read):
     node_bytes: list[int] = []
     node_downlink_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
+    curves: list[tuple[float, float]] | None = None
     noise: list[float | None] = []
     downlink_bytes: int = 0
     kl: float | None = None

@@ -7,6 +7,8 @@ const fpldPlanner = (() => {
 
   const rate = (value) => (value >= 1e6 ? `${d3.format(".3~g")(value / 1e6)} Mbit/s` : `${d3.format(".3~g")(value / 1e3)} kbit/s`);
 
+  const limit = { "bit/s": rate, B: (value) => `${d3.format(".3~s")(value).replace(/[a-zA-Z]?$/, " $&")}B a round` };
+
   // Sliders of rates and times are logarithmic: their value is the exponent of ten.
   function slider(name, label, low, high, value, show) {
     const box = document.createElement("label"), text = document.createElement("span");
@@ -30,9 +32,9 @@ const fpldPlanner = (() => {
       start.error ?? (run === null ? "An example: open a run first to plan from what it measured." : `From what ${run} measured.`);
     if (start.error) { controls.replaceChildren(); plan.replaceChildren(); return; }
     controls.replaceChildren(
-      ...start.sites.map((site) => slider("link", site.name, 3, 8, Math.log10(site.rate), (v) => rate(10 ** v))),
+      ...start.sites.map((site) => slider("link", site.name, 3, 8, Math.log10(site.limit), (v) => limit[site.unit](10 ** v))),
       slider("deadline", "deadline of a round", 0, 5, Math.log10(start.deadline), (v) => `${d3.format(".3~g")(10 ** v)} s`),
-      slider("total", "total, of what the links can carry", 0, 1, start.share, d3.format(".0%")),
+      slider("total", "total, of what all can send", 0, 1, start.share, d3.format(".0%")),
     );
     await ask();
   }
