@@ -135,6 +135,9 @@ class Run:
     versions: dict[str, str]
     progress: RoundProgress | None
     state: RunState
+    begun: float = 0.0  # when its configuration was written, in seconds since the epoch
+    changed: float = 0.0  # when it last wrote something
+    student_bytes: int = 0
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -203,7 +206,15 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         versions=_json(folder / "versions.json", dict[str, str]) or {},
         progress=_json(folder / "fpld" / "progress.json", RoundProgress),
         state=run_state(folder),
+        begun=(folder / "config.toml").stat().st_mtime,
+        changed=max((path.stat().st_mtime for path in _written(folder)), default=0.0),
+        student_bytes=student.stat().st_size if is_own(student := folder / "student.safetensors") else 0,
     )
+
+
+def _written(folder: Path) -> list[Path]:
+    names = ("config.toml", "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "result.json")
+    return [folder / name for name in names if is_own(folder / name)]
 
 
 def _text(path: Path) -> str:

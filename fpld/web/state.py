@@ -133,7 +133,8 @@ class Runs:
             state = run.state.name
         else:
             state = f"round {run.progress.round} of {run.progress.rounds}: {run.progress.phase}"
-        return {"name": name, "state": state, "changed": changed}
+        loss = run.trace[-1].heldout_loss if run.trace else None
+        return {"name": name, "state": state, "changed": changed, "loss": loss}
 
 
 def _slider_limits(known: Known) -> list[float]:
