@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.planner.forecast import POLICIES, forecast, usual_policy
+from fpld.report.tables import filled
 from fpld.units import show_rate
 
 if TYPE_CHECKING:
@@ -49,12 +50,6 @@ def site_rows(plan: Forecast) -> list[Row]:
             }
         )
     return filled(rows)
-
-
-def filled(rows: list[Row]) -> list[Row]:
-    """Return rows without the columns that have no value in any: what is not forecast is not printed."""
-    known = [name for name in (rows[0] if rows else {}) if any(row[name] is not None for row in rows)]
-    return [{name: row[name] for name in known} for row in rows]
 
 
 def policy_rows(plan: Forecast) -> list[Row]:

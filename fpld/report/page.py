@@ -42,11 +42,11 @@ def run_section(run: Run, key: str) -> str:
         id=key,
         tiles=tables.tiles(run),
         charts=run_charts(run),
-        nodes=tables.node_rows(run),
+        nodes=tables.filled(tables.node_rows(run)),
         incidents=tables.incident_rows(run),
         results=tables.result_rows([run]),
-        rounds=tables.round_rows(run),
-        allocation=tables.allocation_rows(run),
+        rounds=tables.filled(tables.round_rows(run)),
+        allocation=tables.filled(tables.allocation_rows(run)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ is an error that names the file, and names in it are text: they never become pat
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -124,6 +124,12 @@ class Result(_Read):
     downlink_bytes: int = Field(default=0, ge=0)
 
 
+class Texts(_Read):
+    """`prepared.json`: what the nodes' texts are."""
+
+    documents: dict[str, int] = {}
+
+
 @dataclass(frozen=True)
 class Run:
     """A run as it is on disk at a moment."""
@@ -138,6 +144,7 @@ class Run:
     begun: float = 0.0  # when its configuration was written, in seconds since the epoch
     changed: float = 0.0  # when it last wrote something
     student_bytes: int = 0
+    documents: dict[str, int] = field(default_factory=dict)  # of each node, where the run knows them
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -209,6 +216,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         begun=(folder / "config.toml").stat().st_mtime,
         changed=max((path.stat().st_mtime for path in _written(folder)), default=0.0),
         student_bytes=student.stat().st_size if is_own(student := folder / "student.safetensors") else 0,
+        documents=(_json(folder / "prepared.json", Texts) or Texts()).documents,
     )
 
 

@@ -27,6 +27,8 @@ def tiles(run: Run) -> dict[str, str]:
     found["duration"] = _span(run.changed - run.begun)
     if run.student_bytes:
         found["student"] = show_size(run.student_bytes)
+    if run.documents:
+        found["private documents"] = f"{sum(run.documents.values()):,}"
     found |= {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
         loss = run.trace[-1].heldout_loss
@@ -41,13 +43,16 @@ def tiles(run: Run) -> dict[str, str]:
 
 
 def _span(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
+        if seconds < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h"
+
+
+def filled(rows: list[Row]) -> list[Row]:
+    """Return rows without the columns that have no value in any."""
+    known = [name for name in (rows[0] if rows else {}) if any(row[name] is not None for row in rows)]
+    return [{name: row[name] for name in known} for row in rows]
 
 
 def gap_closed(rows: Sequence[Row]) -> float | None:
@@ -105,6 +110,7 @@ def node_rows(run: Run) -> list[Row]:
         rows.append(
             {
                 "node": name,
+                **({"documents": run.documents.get(name)} if run.documents else {}),
                 "rounds_answered": len(answered),
                 "bits_mean": sum(bits) / len(bits) if bits else None,
                 "allotted_mean": sum(allotted) / len(allotted) if allotted else None,
