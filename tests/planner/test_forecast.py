@@ -149,16 +149,18 @@ def test_the_inverse_meets_the_target_and_a_little_less_does_not(target: float) 
     least = least_total(known, target)
     assert least.upper is not None
     assert least.upper.total <= target
-    worse = forecast(known, "optimal", float(least.bits.sum()) * 0.99).upper
-    assert worse is not None
-    assert worse.total > target
+    assert least.upper_holds
+    assert not promises(forecast(known, "optimal", float(least.bits.sum()) * 0.99), target)
     short = shortest_deadline(known, target)
     assert short.upper is not None
     assert short.known.deadline is not None
     assert short.upper.total <= target
-    shorter = forecast(known.with_deadline(short.known.deadline * 0.99)).upper
-    assert shorter is not None
-    assert shorter.total > target
+    assert short.upper_holds
+    assert not promises(forecast(known.with_deadline(short.known.deadline * 0.99)), target)
+
+
+def promises(plan: Forecast, target: float) -> bool:
+    return plan.upper is not None and plan.upper_holds and plan.upper.total <= target
 
 
 def test_doubts_name_the_condition() -> None:
