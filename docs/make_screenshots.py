@@ -42,7 +42,7 @@ def main() -> None:
             page.locator("#live", has_text="2 of 5 nodes have answered").wait_for()
             _shoot(page, "dashboard", 1150)
             run.wait()
-            page.locator("#now", has_text="Finished").wait_for()
+            page.locator("#now", has_text="Done").wait_for()
             _plan(page)
             subprocess.run(
                 [*FPLD, "report", str(runs / "demo"), "--no-figures", "--json"], check=True, capture_output=True

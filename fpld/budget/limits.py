@@ -34,7 +34,8 @@ _USEFUL = {"uniform": MAX_BITS}  # bits per coordinate beyond which a codec gain
 class Sender:
     """A node as a sender: its link in bit/s, its own cap in bits per probe context and round, its weight, its clip.
 
-    `ranged`: each context states a range of its own on the wire, and `clip` is only what that amounts to.
+    `ranged`: each context states a range of its own on the wire, and `clip` is only what that amounts to. `useful` are
+    the bits beyond which its codec was seen to have no use for more.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Sender:
     weight: float | None = None
     clip: float | None = None
     ranged: bool = False
+    useful: float = math.inf
 
     def __post_init__(self) -> None:
         for field in ("rate", "weight", "clip"):
@@ -146,7 +148,7 @@ class Uplinks:
         return max(node.rate * self.deadline - 8 * self.overhead, 0.0) / self.contexts
 
     def _useful(self, node: Sender) -> float:
-        return _USEFUL.get(self.codec or "", math.inf) * self.vocab + self.side(node)
+        return min(_USEFUL.get(self.codec or "", math.inf) * self.vocab + self.side(node), node.useful)
 
     def _floor(self, node: Sender) -> float:
         return 0.0 if self.codec is None else codecs.get(self.codec).least_bits(self.plan(node, 1.0))

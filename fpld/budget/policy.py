@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fpld.types import Floats
 
 _LEAST_WEIGHT = 1e-12  # of the largest
+ROOM = 1.25
+"""Of the bits that a node used: what it may have in the next round if it left some unused."""
 _CLOSE = 1e-6  # of the total: how far rounding may take an allocator from it
 
 
@@ -72,8 +74,13 @@ class Budget:
         check_choice(self.allocator, self.estimator, self.forget)
         _check.real("share", self.share, least=1.0)
 
-    def bits(self, round: int, estimate: State | None = None) -> Floats:
-        """Return the bits per probe context of each node in a round, from what the estimator knows so far."""
+    def bits(self, round: int, estimate: State | None = None, useful: Floats | None = None) -> Floats:
+        """Return the bits per probe context of each node in a round, from what the estimator knows so far.
+
+        Beyond `useful` bits a node gains nothing: what it could not use goes to others, or to no one.
+        """
+        if useful is not None:
+            return self._within_useful(useful).bits(round, estimate)
         if self.total is None:
             return self.caps
         estimator = estimators.get(self.estimator)
@@ -102,6 +109,10 @@ class Budget:
         named = f"the estimator {self.estimator!r}"
         later = f"{allocator} with weights of {named}" if wants.allocator else f"{named} itself"
         return f"the total is shared out evenly until round {self.warmup}, then by {later}"
+
+    def _within_useful(self, useful: Floats) -> Budget:
+        caps = np.minimum(self.caps, np.maximum(useful, self.floors))
+        return replace(self, caps=caps, total=None if self.total is None else min(self.total, float(caps.sum())))
 
     def _allocate(self, name: str, weights: Floats, caps: Floats) -> Floats:
         bits = allocators.get(name)(weights, self.total or 0.0, self.vocab, caps, self.floors)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TypeVar
 
+from fpld.errors import InputError
 from fpld.units import parse_rate, parse_size
 
 T = TypeVar("T")
@@ -44,9 +45,13 @@ class Size:
     value: float
     in_bytes: bool
 
-    def per_context(self, contexts: int, vocab: int) -> float:
-        """Return the size in bits per probe context."""
-        return 8 * self.value / contexts if self.in_bytes else self.value * vocab
+    def per_context(self, contexts: int, vocab: int, overhead: int = 0) -> float:
+        """Return the payload in bits per probe context; of bytes, what headers and checksums take is taken off."""
+        if not self.in_bytes:
+            return self.value * vocab
+        if self.value <= overhead:
+            raise InputError(f"a size must be more than {overhead} bytes (headers, checksums), got {self.value:g}")
+        return 8 * (self.value - overhead) / contexts
 
 
 def sizes(text: str) -> list[Size]:

@@ -55,8 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--samples", type=float, metavar="n", help="samples a site, for the data term (default: no data term)")
     add("--peak", type=float, metavar="P", help="largest probability of a token (default: 1/V, or as measured)")
     add("--total", type=sizes, metavar="TOTAL", help="all sites together in a round: bits, or a size (default: caps)")
-    usual = "square-root for sampled labels, optimal for all others"
-    add("--policy", metavar="NAME", help=f"one of {', '.join(allocators.names())} (default: {usual})")
+    usual = "by measured loss curves, or square-root for sampled labels, optimal for uniform, else uniform"
+    add("--policy", metavar="NAME", help=f"one of curves, {', '.join(allocators.names())} (default: {usual})")
     add("--codec", metavar="NAME", help=f"one of {', '.join(codecs.names())} (default: CONFIG's, or uniform)")
     add("--student", type=sizes, metavar="SIZE", help="the student's weights, such as 4.3MB, which go down every round")
     add("--target", type=float, metavar="KL", help="the least total and the shortest deadline for a KL of at most this")
@@ -79,8 +79,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         output.result("plan", rows)
     for (name, sites, policies, labels), plan in zip(tables, plans.values(), strict=True):
         output.table(sites, title=f"{name}: bits per coordinate of each site")
-        what = "noise" if plan.known.sparse else "bracket"
-        output.table(policies, title=f"{name}: cost and {what}, {plan.policy} and the other policies at the same total")
+        output.table(policies, title=f"{name}: what {plan.policy} and other policies send and cost at the same total")
         if labels:
             output.table(labels, title=f"{name}: contexts and bits for each, as planned and as would be best")
         for line in [*advice(plan), *([source.note] if source and source.note else [])]:
@@ -165,7 +164,7 @@ def _sites(arguments: argparse.Namespace, known: Known) -> tuple[Sender, ...]:
             sites[i] = replace(sites[i], **changes)
     caps: list[Size] | None = each("caps")  # type: ignore[assignment]
     for i, cap in enumerate(caps or []):
-        sites[i] = replace(sites[i], cap=cap.per_context(known.contexts, known.vocab))
+        sites[i] = replace(sites[i], cap=cap.per_context(known.contexts, known.vocab, known.uplinks.overhead))
     return tuple(sites)
 
 
@@ -182,5 +181,6 @@ def _answers(arguments: argparse.Namespace, known: Known, source: Source | None)
     if arguments.total is not None:
         if len(arguments.total) != 1:
             raise InputError(f"--total must be one number or size, got {len(arguments.total)}")
-        total = arguments.total[0].per_context(known.contexts, known.vocab)
+        overhead = len(known.sites) * known.uplinks.overhead
+        total = arguments.total[0].per_context(known.contexts, known.vocab, overhead)
     return {"plan": forecast(known, arguments.policy, total)}

@@ -159,6 +159,7 @@ def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> L
         "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in nodes],
         "weights": None if weights is None else weights.tolist(),
         "trust": None if aggregator.trust is None else aggregator.trust.tolist(),
+        "curves": aggregator.curves,
         "noise": [float(aggregator.noise[node]) if node in sent else None for node in nodes],
         "kl": None if combined.target.relative else divergence,
         "gain": -divergence if combined.target.relative else None,

@@ -71,6 +71,7 @@ def write_texts(config: Config, documents: list[Document], tokenizer: Tokenizer,
         "bytes_per_token": sum(text.heldout_bytes for text in texts) / sum(len(text.heldout) for text in texts),
         "private_bytes": sum(text.train_bytes for text in texts),
         "tokenizer": tokenizer.digest,
+        "documents": {name: len(found) for name, found in dealt.items()},
     }
     store.write_json("prepared.json", known)
 

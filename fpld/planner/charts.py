@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +18,10 @@ _POINTS = 25
 
 
 def plan_charts(plan: Forecast) -> list[Chart]:
-    """Return the allocation, and the loss against the total if clip levels are known."""
+    """Return the allocation, and what a total costs, if that can be forecast."""
     charts = [allocation(plan)]
-    if plan.upper is not None:
-        charts.append(loss_by_total(plan))
+    if plan.cost is not None:
+        charts.append(cost_by_total(plan))
     return charts
 
 
@@ -32,7 +33,7 @@ def allocation(plan: Forecast) -> Chart:
     return Chart(
         name="allocation",
         title="Bits for each site",
-        alt=f"Bits per coordinate of each site under three policies; {plan.policy}: {ends}.",
+        alt=f"Bits per coordinate of each site ; {plan.policy}: {ends}.",
         x=Axis("site", "band"),
         y=Axis("bits per coordinate"),
         series=series,
@@ -40,8 +41,8 @@ def allocation(plan: Forecast) -> Chart:
     )
 
 
-def loss_by_total(plan: Forecast) -> Chart:
-    """Draw the bounds of the loss against the bytes of a round, from the least that is feasible to the caps."""
+def cost_by_total(plan: Forecast) -> Chart:
+    """Draw noise or coding loss against the bytes of a round, from the least that is feasible to the caps."""
     known = plan.known
     caps, floors = known.caps(), known.floors()
     chosen = float(plan.bits.sum())
@@ -49,27 +50,21 @@ def loss_by_total(plan: Forecast) -> Chart:
     most = most if np.isfinite(most) else 4 * chosen
     totals = np.geomspace(least, max(most, least), _POINTS).clip(least, most) if most > least else np.array([least])
     found = {name: [forecast(known, name, float(total)) for total in totals] for name in policies(plan)}
-    series = []
-    for name, plans in found.items():
-        x = [sum(each.bytes_sent) for each in plans]
-        if name == plan.policy:
-            lower = [each.lower.bandwidth for each in plans if each.lower]
-            series.append(Series(f"{name}: bracket", "band", x, _promises(plans), lower))
-        series.append(Series(name, "line", x, _promises(plans)))
-    series.append(Series("this plan", "dots", [sum(plan.bytes_sent)], _promises([plan])))
+    series = [
+        Series(name, "line", [sum(each.bytes_sent) for each in plans], [each.cost or math.nan for each in plans])
+        for name, plans in found.items()
+    ]
+    series.append(Series("this plan", "dots", [sum(plan.bytes_sent)], [plan.cost or math.nan]))
+    what = "Noise of the mean target" if plan.coding_loss is None else "Coding loss"
     return Chart(
-        name="loss-by-total",
-        title="Loss against what is sent in a round",
+        name="cost-by-total",
+        title=f"{what} against what is sent in a round",
         alt=(
-            f"The upper bound of the loss falls from {series[1].y[0]:.3g} to {series[1].y[-1]:.3g} nats as the round's "
-            f"bytes grow; this plan has {series[-1].y[0]:.3g}."
+            f"{what} falls from {series[0].y[0]:.3g} to {series[0].y[-1]:.3g} as the round's bytes grow; this plan has "
+            f"{series[-1].y[0]:.3g}."
         ),
         x=Axis("sent by all sites in a round (bytes)", "log", "B"),
-        y=Axis("KL at most (nats)", "log"),
+        y=Axis("variance" if plan.coding_loss is None else "KL (nats per context)", "log"),
         series=series,
-        caption="The band goes down to the lower bound of the bandwidth loss. Where (SE) fails no bound is a promise.",
+        caption="Policies share out the same total; lower is better.",
     )
-
-
-def _promises(plans: list[Forecast]) -> list[float]:
-    return [each.upper.total for each in plans if each.upper is not None]

@@ -1,7 +1,7 @@
 """What a plan gives: bits, bytes and seconds for each site, and the bracket of the loss. No formula stands here.
 
-Bits come from the allocators, bounds and conditions from `fpld.paper.theory`; inverse questions are a search.
-A forecast never promises less than the upper bound, and `doubts` says when that bound is not to be trusted.
+Bits come from the allocators, bounds and conditions from `fpld.paper.theory`; inverse questions are a search. A bound
+is a number only where its conditions hold, and `doubts` says which one fails where there is none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld import _check
+from fpld.budget.allocators import equal_slopes
 from fpld.budget.limits import KINDS
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.errors import BudgetError, InputError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 POLICIES = ("uniform", "inverse")
 """Policies that a plan is compared with."""
+CURVES = "curves"
+"""The policy of equal slopes on measured loss curves; a run has it with `estimator = "curves"`."""
 MEGABYTE = 1e6
 _STEPS = 60  # of a bisection: the limit of float64
 
@@ -71,12 +74,12 @@ class Forecast:
 
     @property
     def upper(self) -> theory.Upper | None:
-        """Return Theorem 4's bound with its data term; None if clip levels are not known."""
+        """Return Theorem 4's bound with its data term, whether or not it holds; None if clip levels are not known."""
         return _upper(self.known, self.bits)
 
     @property
     def lower(self) -> theory.Lower | None:
-        """Return Theorem 2's bound of the bandwidth loss."""
+        """Return Theorem 2's bound of the bandwidth loss, whether or not it holds."""
         clips = self.known.clips
         if clips is None:
             return None
@@ -86,30 +89,37 @@ class Forecast:
     @property
     def upper_holds(self) -> bool:
         """Return whether the upper bound is a promise: (SE) holds, and the codec is the theory's."""
-        return self.upper is not None and self.upper.small_error.holds and self.known.codec == "uniform"
+        return self.upper is not None and self.upper.small_error.holds
 
     @property
     def lower_holds(self) -> bool:
         """Return whether the lower bound is one: (ND) and (SE') hold, and codec and dither are the theory's."""
-        known = self.known
-        return self.lower is not None and self.lower.holds and known.codec == "uniform" and not self._stratified
+        return self.lower is not None and self.lower.holds and not self._stratified
 
     @property
     def noise(self) -> float | None:
-        """Return the noise of the mean target of sampled labels, sum_i (w_i / n_i) / K^2; None if no weights are known.
+        """Return the variance of the mean target: of its logits, or of sampled labels, sum_i (w_i / n_i) / K^2.
 
-        That is of independent draws; stratified ones have less.
+        That is of independent draws; stratified ones have less. None if the sites' clip levels or weights are unknown.
         """
-        if not self.known.sparse or any(site.weight is None for site in self.known.sites):
+        if not self.known.sparse:
+            return None if self.upper is None else 2 * self.upper.bandwidth
+        if any(site.weight is None for site in self.known.sites):
             return None
         return float((self.known.weights / self.bits).sum()) / len(self.bits) ** 2
 
     @property
+    def coding_loss(self) -> float | None:
+        """Return the KL that coding adds to a site's logits, in nats per context, the mean of the measured curves."""
+        if self.known.curves is None:
+            return None
+        levels, rates = np.array(self.known.curves).T
+        return float(np.exp(levels - rates * np.sqrt(self.bits)).mean())
+
+    @property
     def cost(self) -> float | None:
-        """Return what bits make smaller: the upper bound's bandwidth term in nats, or the noise of sampled labels."""
-        if self.known.sparse:
-            return self.noise
-        return None if self.upper is None else self.upper.bandwidth
+        """Return what bits make smaller: the noise of the mean target, or the coding loss."""
+        return self.noise if self.known.sparse or self.known.theory else self.coding_loss
 
     def next_megabyte(self) -> list[float | None]:
         """Return by how much the cost would fall with one more megabyte a round at each site, links aside."""
@@ -126,26 +136,24 @@ class Forecast:
         return gains
 
     def doubts(self) -> list[str]:
-        """Say what is missing for the bracket to be a promise."""
+        """Say what is not forecast, and what is missing for it."""
         known, upper, lower = self.known, self.upper, self.lower
-        if known.sparse:
-            return [] if self.noise is not None else ["no noise: give weights, or plan from a finished run"]
+        if self.cost is None:
+            return [_missing(known)]
         if upper is None or lower is None:
-            return ["no bracket: give clip levels or weights, or plan from a finished run"]
+            return []
         found = []
-        if known.codec != "uniform":
-            found.append(f"the theory is of the uniform quantizer, not of the codec {known.codec!r}: no promise")
         if not lower.non_degenerate:
             found.append("(ND) fails: c_p is 0, so there is no lower bound")
         if not upper.small_error.holds:
             found.append(
                 f"(SE) fails: the cubic remainder may be {upper.small_error.value:.3g}, more than the quadratic term "
-                f"{upper.small_error.limit:.3g}: the upper bound is not to be trusted; it needs more bits"
+                f"{upper.small_error.limit:.3g}: there is no upper bound at so few bits"
             )
         if not lower.small_error.holds:
             found.append(
                 f"(SE') fails: the cubic remainder may be {lower.small_error.value:.3g}, its limit is "
-                f"{lower.small_error.limit:.3g}: the lower bound is not to be trusted"
+                f"{lower.small_error.limit:.3g}: there is no lower bound at so few bits"
             )
         if self._stratified and lower.holds:
             found.append(
@@ -158,9 +166,21 @@ class Forecast:
         return self.known.stratified and self.known.channel == "wire" and len(self.bits) > 1
 
 
+def usual_policy(known: Known) -> str:
+    """Return the policy if none is named: by measured curves, or the codec's usual one, or evenly.
+
+    How the loss of a codec other than the theory's falls with bits is known from a run, and no weight stands in for it.
+    """
+    if known.curves is not None:
+        return CURVES
+    return usual_allocator(known.codec) if known.sparse or known.theory else "uniform"
+
+
 def forecast(known: Known, policy: str | None = None, total: float | None = None) -> Forecast:
-    """Share out `total` bits per context by a policy, or the codec's usual one; without a total all send their caps."""
-    policy = usual_allocator(known.codec) if policy is None else allocators.check(policy)
+    """Share out `total` bits per context by a policy, or the usual one; without a total all send their caps."""
+    policy = policy or usual_policy(known)
+    if policy != CURVES:
+        allocators.check(policy)
     caps, floors = known.caps(), known.floors()
     own = known.uplinks.limits().most[:2].min(axis=0)
     if total is None and not np.isfinite(own).all():
@@ -170,6 +190,8 @@ def forecast(known: Known, policy: str | None = None, total: float | None = None
         least, most = floors.sum(), caps.sum()
         if not least <= total <= most:
             raise BudgetError(f"total must be {_between(known, float(least), float(most))}, got {_size(known, total)}")
+    if policy == CURVES:
+        return Forecast(known, policy, caps if total is None else _by_curves(known, total))
     budget = Budget(caps, floors, known.vocab, total, policy, known.weights)
     return Forecast(known, policy, budget.bits(1))
 
@@ -207,16 +229,36 @@ def _upper(known: Known, bits: Floats) -> theory.Upper | None:
     return theory.heterogeneous_upper(known.paper_bits(bits), clips, vocab=known.vocab, samples=known.samples)
 
 
+def _by_curves(known: Known, total: float) -> Floats:
+    if known.curves is None:
+        raise InputError("policy 'curves' needs loss curves: plan from a run with estimator = \"curves\" in [budget]")
+    levels, rates = np.array(known.curves).T
+    return equal_slopes(levels, rates, total, known.caps(), known.floors())
+
+
+def _missing(known: Known) -> str:
+    """Say what would make a forecast possible."""
+    if known.sparse:
+        return "no noise is forecast: give weights, or plan from a finished run"
+    if known.theory:
+        return "no bracket is forecast: give clip levels or weights, or plan from a finished run"
+    return (
+        f"no loss is forecast: the paper's bounds are not of the codec {known.codec!r}, and no loss curves were "
+        'measured: plan from a run with estimator = "curves" in [budget]'
+    )
+
+
 def _promise(plan: Forecast) -> float:
+    """Return the upper bound; infinite where it does not hold."""
     upper = plan.upper
-    if plan.known.sparse:
+    if not plan.known.theory:
         raise InputError(
             f"a target is of the paper's bound, which is not about the codec {plan.known.codec!r}: give a total, and "
-            "see the noise and the best number of contexts"
+            "see what it costs"
         )
     if upper is None:
         raise InputError("a target needs clip levels or weights, or a finished run to plan from")
-    return upper.total
+    return upper.total if plan.upper_holds else math.inf
 
 
 def _longer(known: Known, kl: float) -> str:
@@ -234,6 +276,8 @@ def _refuse_unreachable(best: Forecast, kl: float, advice: Callable[[], str]) ->
         raise BudgetError(
             f"target must be greater than the data term {upper.data:.3g}, which no bits make smaller, got {kl:g}"
         )
+    if math.isinf(promise):
+        raise BudgetError(f"target {kl:g} is out of reach: with all sites at their caps (SE) fails: {advice()}")
     if not promise <= kl:
         raise BudgetError(
             f"target must be at least {promise:.3g}, what all sites at their caps give, got {kl:g}: {advice()}"

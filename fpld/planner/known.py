@@ -30,7 +30,8 @@ class Known:
 
     `channel` is the wire (honest symbols, headers, ranges), or the paper's, which the simulator has. `stratified` says
     that the sites' dither is: sites that agree then do better than Theorem 2 allows independent ones. `student` are the
-    bytes of the weights that a node gets in a round.
+    bytes of the weights that a node gets in a round. `curves` are level and rate of each site's loss curve, as measured
+    in a run: log loss = level - rate sqrt(bits per context).
     """
 
     sites: tuple[Sender, ...]
@@ -44,6 +45,7 @@ class Known:
     channel: Channel = "wire"
     stratified: bool = True
     student: float | None = None
+    curves: tuple[tuple[float, float], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -68,6 +70,11 @@ class Known:
         return codecs.get(self.codec).traits.sparse
 
     @property
+    def theory(self) -> bool:
+        """Return whether the codec is the one that the paper's bounds are of."""
+        return self.codec == "uniform"
+
+    @property
     def downlink(self) -> int | None:
         """Return the bytes that a node gets in a round, weights and notes on the prior; None if weights are unknown."""
         if self.student is None:
@@ -83,7 +90,7 @@ class Known:
     @property
     def clips(self) -> Floats | None:
         """Return the clip level of each site, if all are known and matter; without them there is no bracket."""
-        if self.sparse:
+        if not self.theory:
             return None
         levels = [site.clip_level for site in self.sites]
         return None if None in levels else np.array(levels, np.float64)

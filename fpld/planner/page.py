@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from fpld.planner import Forecast
 
 
+_COSTS = {
+    "noise": "noise of the mean target",
+    "coding_loss": "coding loss (nats per context)",
+    "kl_at_most": "KL at most (nats)",
+}
+
+
 def plan_page(plans: Mapping[str, Forecast], note: str = "") -> str:
     """Return the page of a plan, or of the answers to a target."""
     body = "\n".join(plan_section(name, plan, f"plan-{i}") for i, (name, plan) in enumerate(plans.items()))
@@ -26,12 +33,9 @@ def plan_section(name: str, plan: Forecast, key: str) -> str:
     """Return the part of a page that shows a plan."""
     first = policy_rows(plan)[0]
     tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
-    if first["round_seconds"] is not None:
+    if "round_seconds" in first:
         tiles["uplinks of a round"] = f"{first['round_seconds']:.4g} s"
-    if first.get("upper") is not None:
-        tiles["KL at most"] = f"{first['kl_at_most']:.3g} nats" + (
-            "" if first["upper_holds"] else " (not to be trusted)"
-        )
+    tiles |= {label: f"{first[column]:.3g}" for column, label in _COSTS.items() if first.get(column) is not None}
     return environment().get_template("plan.html.j2").render(
         name=name[:1].upper() + name[1:],
         id=key,

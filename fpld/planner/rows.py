@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from fpld.budget.policy import usual_allocator
-from fpld.planner.forecast import POLICIES, forecast
+import numpy as np
+
+from fpld.planner.forecast import POLICIES, forecast, usual_policy
+from fpld.report.tables import filled
 from fpld.units import show_rate
 
 if TYPE_CHECKING:
@@ -15,10 +18,12 @@ Row = dict[str, Any]
 
 
 def policies(plan: Forecast) -> dict[str, Forecast]:
-    """Return the plan, and beside it the other policies at the same total and under the same caps."""
-    names = [usual_allocator(plan.known.codec), *POLICIES]
-    others = {name: forecast(plan.known, name, float(plan.bits.sum())) for name in names if name != plan.policy}
-    return {plan.policy: plan, **others}
+    """Return the plan, and beside it the other policies at the same total, where they would share it out otherwise."""
+    names = [name for name in (usual_policy(plan.known), *POLICIES) if name != plan.policy]
+    others = {name: forecast(plan.known, name, float(plan.bits.sum())) for name in names}
+    return {plan.policy: plan} | {
+        name: other for name, other in others.items() if not np.allclose(other.bits, plan.bits, rtol=1e-6)
+    }
 
 
 def site_rows(plan: Forecast) -> list[Row]:
@@ -30,13 +35,13 @@ def site_rows(plan: Forecast) -> list[Row]:
         rows.append(
             {
                 "site": site.name,
-                "uplink": "" if site.rate is None else show_rate(site.rate),
-                "weight": site.allocation_weight,
-                **({} if known.sparse else {"clip": site.clip_level}),
+                "uplink": None if site.rate is None else show_rate(site.rate),
+                "weight": site.allocation_weight if known.sparse or known.theory else None,
+                "clip": site.clip_level if known.theory else None,
                 "bits": float(plan.bits_per_coordinate[i]),
                 "context_bits": float(plan.bits[i]),
-                "cap": float(caps[i]),
-                "held_by": plan.held_by[i],
+                "cap": float(caps[i]) if np.isfinite(caps[i]) else None,
+                "held_by": plan.held_by[i] or None,
                 "round_bytes": plan.bytes_sent[i],
                 "downlink_bytes": known.downlink,
                 "round_seconds": plan.seconds[i],
@@ -44,15 +49,15 @@ def site_rows(plan: Forecast) -> list[Row]:
                 **{name: float(other.bits_per_coordinate[i]) for name, other in others.items() if other is not plan},
             }
         )
-    return rows
+    return filled(rows)
 
 
 def policy_rows(plan: Forecast) -> list[Row]:
     """Return one row for each policy at the same total: what is sent, and what it costs.
 
-    That is the bracket of the bandwidth loss and the data term, or the noise of sampled labels.
+    That is the noise of the mean target and the bracket of the loss, or the coding loss of measured curves.
     """
-    return [_policy_row(name, each) for name, each in policies(plan).items()]
+    return filled([_policy_row(name, each) for name, each in policies(plan).items()])
 
 
 def advice(plan: Forecast) -> list[str]:
@@ -62,7 +67,7 @@ def advice(plan: Forecast) -> list[str]:
     at_cap = ", ".join(f"{name} ({by})" for name, by in held.items())
     lines = [f"at their cap: {at_cap}" if held else "no site is at its cap"]
     gains = {name: gain for name, gain in zip(names, plan.next_megabyte(), strict=True) if gain is not None}
-    what = "off the noise of the mean target" if plan.known.sparse else "nats off the upper bound"
+    what = "off the noise of the mean target" if plan.coding_loss is None else "nats off the coding loss"
     free = {name: gain for name, gain in gains.items() if name not in held}
     if free:
         lines.append(_best(free, "within the caps", what))
@@ -88,17 +93,19 @@ def _policy_row(name: str, plan: Forecast) -> Row:
         "rounds": known.rounds,
         "all_bytes": known.rounds * sent,
         "all_seconds": None if seconds is None else known.rounds * seconds,
-        **({"noise": plan.noise} if known.sparse else _bracket(plan)),
+        "noise": plan.noise,
+        "coding_loss": plan.coding_loss,
+        **_bracket(plan),
     }
 
 
 def _bracket(plan: Forecast) -> Row:
-    upper, lower = plan.upper, plan.lower
+    """Return the bounds that hold; None stands for those that do not."""
+    upper = plan.upper if plan.upper_holds else None
+    lower = plan.lower if plan.lower_holds else None
     return {
         "lower": None if lower is None else lower.bandwidth,
         "upper": None if upper is None else upper.bandwidth,
-        "data_term": None if upper is None else upper.data,
+        "data_term": None if upper is None or plan.known.samples == math.inf else upper.data,
         "kl_at_most": None if upper is None else upper.total,
-        "upper_holds": plan.upper_holds,
-        "lower_holds": plan.lower_holds,
     }

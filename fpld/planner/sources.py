@@ -14,6 +14,7 @@ from tomlkit.exceptions import TOMLKitError
 from fpld import config as configuration
 from fpld.budget.estimators import distortion_weights, label_weights
 from fpld.budget.limits import senders
+from fpld.budget.policy import ROOM
 from fpld.errors import InputError
 from fpld.planner.forecast import Forecast
 from fpld.planner.known import Known
@@ -22,6 +23,7 @@ from fpld.storage.files import read_json
 from fpld.units import show_rate, show_size
 
 if TYPE_CHECKING:
+    from fpld.budget.limits import Sender
     from fpld.config import Config
     from fpld.report.runs import Line
     from fpld.types import Floats
@@ -58,8 +60,10 @@ def read(place: str, *, contexts: int | None = None, vocab: int | None = None) -
     if not lines:
         return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
     known = learn(source.known, lines[-1])
-    what = "noise" if known.sparse else "clip levels"
-    which = "" if known.sparse else ": what gives the bound found there"
+    if not (known.sparse or known.theory) and known.curves is None:
+        return replace(source, known=known, note=f"{folder.name} measured no loss curves")
+    what = "noise" if known.sparse else "clip levels" if known.theory else "loss curves"
+    which = ": what gives the bound found there" if known.theory else ""
     note = f"{what} as measured in round {lines[-1].round} of {folder.name}{which}"
     return replace(source, known=known, note=note)
 
@@ -70,8 +74,12 @@ def learn(known: Known, line: Line) -> Known:
     A run knows the noise of what it decoded, so its bracket is measured. The levels' proportions are those of the
     estimated weights, or of each site's own noise, or of what was configured.
     """
+    known = replace(known, sites=tuple(map(_learn_useful, known.sites, _used(known, line))))
     if known.sparse:
         return _learn_labels(known, line)
+    if not known.theory:
+        curves = line.curves if line.curves and len(line.curves) == len(known.sites) else None
+        return replace(known, curves=None if curves is None else tuple(curves))
     estimated = line.node_weights if line.node_weights is not None else _weights(known, line)
     if estimated is not None:
         known = replace(
@@ -86,6 +94,18 @@ def learn(known: Known, line: Line) -> Known:
     fixed, unit = (_found(_with_ranges(known, scale), bits) for scale in (_NOTHING, 1.0))
     share = (upper - fixed) / (unit - fixed)
     return _with_ranges(known, math.sqrt(share)) if share > 0 else known
+
+
+def _used(known: Known, line: Line) -> list[tuple[float, float]]:
+    """Return the bits per context that each site was allotted, and those that it sent."""
+    pairs = zip(line.bits_allotted, line.bits_sent, strict=True)
+    return [(known.vocab * allotted, known.vocab * sent) for allotted, sent in pairs]
+
+
+def _learn_useful(site: Sender, bits: tuple[float, float]) -> Sender:
+    """Set the bits beyond which the codec has no use for more, if the site left a part of its own unused."""
+    allotted, sent = bits
+    return replace(site, useful=ROOM * sent) if 0 < ROOM * sent < allotted else site
 
 
 def _learn_labels(known: Known, line: Line) -> Known:

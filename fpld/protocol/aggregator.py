@@ -134,6 +134,11 @@ class Aggregator:
         return self._learner.weights
 
     @property
+    def curves(self) -> list[list[float]] | None:
+        """Return level and rate of each node's loss curve [K, 2], if the estimator measures them."""
+        return self._learner.curves
+
+    @property
     def noise(self) -> Floats:
         """Return the mean variance of what each node's frame of the last combined round decoded to."""
         return self._learner.noise
@@ -170,7 +175,7 @@ class Aggregator:
         self._step(Event.OPEN)
         self.round += 1
         s = self.settings
-        bits = s.budget.bits(self.round, self._learner.estimate)
+        bits = s.budget.bits(self.round, self._learner.estimate, self._learner.useful)
         # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
         # Sampled labels always do: what rounding adds at one node it takes at another.
         traits = codecs.get(s.codec).traits
@@ -240,6 +245,7 @@ class Aggregator:
         )
         observer.close(codec, combined)
         self._learner.learn(self._learnt)
+        self._learner.used(self._plans, self.sent)
         return combined
 
     def distilled(self) -> bool:

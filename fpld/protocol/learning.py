@@ -8,6 +8,7 @@ import numpy as np
 
 from fpld.budget.agreement import Agreement
 from fpld.budget.estimators import Seen
+from fpld.budget.policy import ROOM
 from fpld.codecs.prior import EIGHTHS
 from fpld.registry import estimators
 
@@ -33,6 +34,7 @@ class Learner:
         self.estimator = estimators.get(budget.estimator)
         self.estimate: State = self.estimator.start(nodes, budget.forget)
         self.noise: Floats = np.zeros(nodes)  # of the last round, for a person to see
+        self.useful: Floats = np.full(nodes, np.inf)  # bits per context beyond which a node's codec has no use for more
         self.learnt: Array | None = None
         self.agree = False
         self.trust: Floats | None = None  # of each node, if the rule audits
@@ -42,9 +44,24 @@ class Learner:
         """Return the nodes' estimated weights [K], once there are any."""
         return self.estimator.weights(self.estimate)
 
+    @property
+    def curves(self) -> list[list[float]] | None:
+        """Return level and rate of each node's loss curve [K, 2], once all are measured."""
+        if "levels" not in self.estimate or np.isnan(self.estimate["levels"]).any():
+            return None
+        found: list[list[float]] = np.stack([self.estimate["levels"], self.estimate["rates"]], axis=1).tolist()
+        return found
+
+    def used(self, plans: Mapping[int, Plan], sent: Mapping[int, int]) -> None:
+        """Note which nodes left bits unused: they are allotted what they used and some room, until they use that up."""
+        for node, count in sent.items():
+            room = ROOM * 8 * count / plans[node].contexts
+            self.useful[node] = room if room < plans[node].bits else np.inf
+
     def state(self) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return what a checkpoint must hold: arrays, and a JSON object."""
         arrays: dict[str, Array] = {_ESTIMATE + name: value for name, value in self.estimate.items()}
+        arrays["useful"] = self.useful.copy()
         if self.learnt is not None:
             arrays["tables"] = self.learnt
         if self.trust is not None:
@@ -54,6 +71,7 @@ class Learner:
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.estimate = {name.removeprefix(_ESTIMATE): a for name, a in arrays.items() if name.startswith(_ESTIMATE)}
+        self.useful = np.array(arrays.get("useful", np.full(self.nodes, np.inf)))
         self.learnt, self.agree = arrays.get("tables"), bool(meta["agree"])
         self.trust = arrays.get("trust")
 

@@ -189,7 +189,10 @@ def loss_by_node(run: Run) -> Chart:
 def seconds_by_phase(run: Run) -> Chart:
     """Draw where the time of each round went."""
     phases = list(dict.fromkeys(name for line in run.trace for name in line.phases))
-    series = [Series(p, "stack", _rounds(run), [line.phases.get(p, 0.0) for line in run.trace]) for p in phases]
+    shown = {"local": "nodes: queue, training, sending"}
+    series = [
+        Series(shown.get(p, p), "stack", _rounds(run), [line.phases.get(p, 0.0) for line in run.trace]) for p in phases
+    ]
     total = {item.name: sum(item.y) for item in series}
     spent = ", ".join(f"{name} {value:.3g} s" for name, value in total.items())
     return Chart(
@@ -199,7 +202,7 @@ def seconds_by_phase(run: Run) -> Chart:
         x=ROUND,
         y=Axis("seconds", unit="s"),
         series=series,
-        caption="local: until the last node answered; the others are the aggregator's. Baselines run beside them.",
+        caption="nodes: until the last one answered, with the wait for a free worker; the others are the aggregator's.",
     )
 
 

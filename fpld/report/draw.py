@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fpld.report.chart import COLOURS
+from fpld.report.chart import colours
 from fpld.report.figures import save_figure
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ def draw(chart: Chart, figure: Figure) -> None:
     places = _places(shown) if chart.x.scale == "band" else {}
     bars = [series for series in shown if series.kind == "bars"]
     heights: dict[float, float] = {}
-    for index, series in enumerate(shown):
-        colour = COLOURS[index % len(COLOURS)]
+    for series, colour in zip(shown, colours([series.name for series in shown]), strict=True):
         x = [places.get(value, value) for value in series.x]
         if series.kind == "line":
             axes.plot(x, series.y, "o-", color=colour, label=_plain(series.name), markersize=4)
@@ -46,6 +45,8 @@ def draw(chart: Chart, figure: Figure) -> None:
             axes.axhline(series.y[0], color=colour, linestyle="--", label=_plain(series.name))
         elif series.kind == "band":
             axes.fill_between(x, series.low, series.y, color=colour, alpha=0.25, label=_plain(series.name))
+            axes.plot(x, series.y, color=colour)
+            axes.plot(x, series.low, color=colour)
             if len(x) == 1:  # a band of no width
                 axes.vlines(x, series.low, series.y, color=colour, alpha=0.25, linewidth=16)
         elif series.kind == "bars":

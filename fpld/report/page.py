@@ -42,11 +42,11 @@ def run_section(run: Run, key: str) -> str:
         id=key,
         tiles=tables.tiles(run),
         charts=run_charts(run),
-        nodes=tables.node_rows(run),
+        nodes=tables.filled(tables.node_rows(run)),
         incidents=tables.incident_rows(run),
         results=tables.result_rows([run]),
-        rounds=tables.round_rows(run),
-        allocation=tables.allocation_rows(run),
+        rounds=tables.filled(tables.round_rows(run)),
+        allocation=tables.filled(tables.allocation_rows(run)),
     )  # fmt: skip
 
 
@@ -94,9 +94,11 @@ def _hash(script: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, name: str = "") -> str:
     if value is None:
         return "–"
+    if name in tables.PERCENT:
+        return f"{value:.0%}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -108,6 +110,8 @@ def _attributes(value: Any) -> Any:
     """Return the attributes of a number's cell: its class, and the value to sort by and to copy."""
     from markupsafe import Markup
 
+    if value == tables.RISES:
+        return Markup(' class="bad"')
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return Markup(' class="number" data-value="{}"').format(value) if number else ""
 

@@ -7,7 +7,7 @@ is an error that names the file, and names in it are text: they never become pat
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,7 @@ class Line(_Read):
     node_bytes: list[int] = []
     node_downlink_bytes: list[int] = []
     weights: list[float] | list[list[float]] | None = None
+    curves: list[tuple[float, float]] | None = None
     noise: list[float | None] = []
     downlink_bytes: int = 0
     kl: float | None = None
@@ -123,6 +124,12 @@ class Result(_Read):
     downlink_bytes: int = Field(default=0, ge=0)
 
 
+class Texts(_Read):
+    """`prepared.json`: what the nodes' texts are."""
+
+    documents: dict[str, int] = {}
+
+
 @dataclass(frozen=True)
 class Run:
     """A run as it is on disk at a moment."""
@@ -134,6 +141,10 @@ class Run:
     versions: dict[str, str]
     progress: RoundProgress | None
     state: RunState
+    begun: float = 0.0  # when its configuration was written, in seconds since the epoch
+    changed: float = 0.0  # when it last wrote something
+    student_bytes: int = 0
+    documents: dict[str, int] = field(default_factory=dict)  # of each node, where the run knows them
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -202,7 +213,16 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         versions=_json(folder / "versions.json", dict[str, str]) or {},
         progress=_json(folder / "fpld" / "progress.json", RoundProgress),
         state=run_state(folder),
+        begun=(folder / "config.toml").stat().st_mtime,
+        changed=max((path.stat().st_mtime for path in _written(folder)), default=0.0),
+        student_bytes=student.stat().st_size if is_own(student := folder / "student.safetensors") else 0,
+        documents=(_json(folder / "prepared.json", Texts) or Texts()).documents,
     )
+
+
+def _written(folder: Path) -> list[Path]:
+    names = ("config.toml", "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "result.json")
+    return [folder / name for name in names if is_own(folder / name)]
 
 
 def _text(path: Path) -> str:

@@ -58,7 +58,10 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def draw(rows: Sequence[Row], figure: FigureBase) -> None:
-    """Draw loss against uplink: every method as a point with its standard error, and what sends nothing as a level."""
+    """Draw mean loss against uplink: every method as a point, and what sends nothing as a level.
+
+    Bars are standard errors of the difference to the federation, seed by seed: seeds differ in their texts by far more.
+    """
     axes = figure.subplots()
     points = [row for row in rows if row["method"] not in _LEVELS and row["uplink_bytes"]]
     families = list(dict.fromkeys(row["method"].partition(",")[0] for row in points))
@@ -67,7 +70,7 @@ def draw(rows: Sequence[Row], figure: FigureBase) -> None:
         axes.errorbar(
             [_bytes(row) / 1e6 for row in own],
             [row["heldout_loss"] for row in own],
-            [row["heldout_se"] for row in own],
+            [row["behind_se"] for row in own],
             fmt="o-" if len(own) > 1 else "o",
             label=family,
             color=f"C{index}",
@@ -76,8 +79,9 @@ def draw(rows: Sequence[Row], figure: FigureBase) -> None:
     for index, row in enumerate(row for row in rows if row["method"] in _LEVELS):
         axes.axhline(row["heldout_loss"], color="0.5", linestyle=("-", "--", ":")[index], label=row["method"])
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("uplink of all nodes and rounds (MB)")
-    axes.set_ylabel("held-out loss (nats per token)")
+    axes.set_ylabel("held-out loss (nats per token),\nbars: s.e. of the difference to fpld")
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fpld.units import show_size
@@ -13,11 +14,22 @@ if TYPE_CHECKING:
     from fpld.report.runs import Run
 
 Row = dict[str, Any]
+PERCENT = ("share", "used")
+"""Columns that are shares, shown as percent."""
+RISES = "rises"
+"""The trend of a node's loss that is marked."""
+_LEVEL = 0.005  # nats: a change of the loss that says nothing
 
 
 def tiles(run: Run) -> dict[str, str]:
     """Return the summary of a run: name and value."""
-    found = {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
+    found = {"begun": f"{datetime.fromtimestamp(run.begun, UTC):%Y-%m-%d %H:%M} UTC"} if run.begun else {}
+    found["duration"] = _span(run.changed - run.begun)
+    if run.student_bytes:
+        found["student"] = show_size(run.student_bytes)
+    if run.documents:
+        found["private documents"] = f"{sum(run.documents.values()):,}"
+    found |= {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
         loss = run.trace[-1].heldout_loss
         found["held-out loss"] = "not evaluated" if loss is None else f"{loss:.4f} nats"
@@ -28,6 +40,19 @@ def tiles(run: Run) -> dict[str, str]:
     troubles = len(incident_rows(run))
     found["refused or absent"] = str(troubles) if troubles else "none"
     return found
+
+
+def _span(seconds: float) -> str:
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
+        if seconds < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h"
+
+
+def filled(rows: list[Row]) -> list[Row]:
+    """Return rows without the columns that have no value in any."""
+    known = [name for name in (rows[0] if rows else {}) if any(row[name] is not None for row in rows)]
+    return [{name: row[name] for name in known} for row in rows]
 
 
 def gap_closed(rows: Sequence[Row]) -> float | None:
@@ -76,6 +101,7 @@ def node_rows(run: Run) -> list[Row]:
         answered = [line for line in run.trace if name in line.nodes]
         sent = sum(line.node_bytes[i] for line in run.trace if i < len(line.node_bytes))
         bits = [line.bits_sent[i] for line in answered if i < len(line.bits_sent)]
+        allotted = [line.bits_allotted[i] for line in answered if i < len(line.bits_allotted)]
         times = [line.answers[i] for line in answered if i < len(line.answers)]
         seconds = [value for value in times if value is not None]
         last = run.trace[-1] if run.trace else None
@@ -84,13 +110,17 @@ def node_rows(run: Run) -> list[Row]:
         rows.append(
             {
                 "node": name,
+                **({"documents": run.documents.get(name)} if run.documents else {}),
                 "rounds_answered": len(answered),
                 "bits_mean": sum(bits) / len(bits) if bits else None,
+                "allotted_mean": sum(allotted) / len(allotted) if allotted else None,
+                "used": sum(bits) / sum(allotted) if bits and sum(allotted) else None,
                 "bytes": sent,
                 "share": sent / total,
                 "weight": weights[i] if weights and i < len(weights) else _configured(run, i, "weight"),
                 "clip": _configured(run, i, "clip"),
                 "heldout_loss": losses[i] if i < len(losses) else None,
+                "trend": _trend(run, i),
                 "seconds_mean": sum(seconds) / len(seconds) if seconds else None,
                 "refused": sum(each.node == name for line in run.trace for each in line.refused),
                 "absent": sum(each.node == name for line in run.trace for each in line.absent),
@@ -140,6 +170,15 @@ def difference_rows(runs: Sequence[Run]) -> list[Row]:
         for key in keys
         if len({each.get(key, "") for each in flat}) > 1
     ]
+
+
+def _trend(run: Run, index: int) -> str | None:
+    """Say how the loss on a node's text has moved from its least to the last round: a rise is worth a look."""
+    losses = [line.heldout_by_node[index] for line in run.trace if index < len(line.heldout_by_node)]
+    known = [loss for loss in losses if loss is not None]
+    if len(known) < 2:
+        return None
+    return RISES if known[-1] > min(known) + _LEVEL else "falls" if known[-1] < known[0] - _LEVEL else "level"
 
 
 def _configured(run: Run, index: int, key: str) -> float | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import FpldError, InputError
 from fpld.planner import Known, Sender, forecast
+from fpld.planner.forecast import MEGABYTE
 from fpld.planner.page import plan_section
 from fpld.planner.sources import read
 from fpld.report.page import environment, run_section
@@ -74,24 +76,28 @@ class Runs:
         deadline = known.deadline or 180.0
         return {
             "sites": [
-                {"name": site.name, "rate": site.rate or site.cap * known.contexts / deadline} for site in known.sites
+                {"name": site.name, "limit": limit, "unit": "B" if site.rate is None else "bit/s"}
+                for site, limit in zip(known.sites, _slider_limits(known), strict=True)
             ],
             "deadline": deadline,
             "share": 1.0 if total is None else min(total / float(known.caps().sum()), 1.0),
         }
 
-    def plan(self, name: str | None, rates: Sequence[float], deadline: float, share: float) -> str:
-        """Plan for links in bit/s, a deadline and a share of what the links can carry; return a part of a page."""
+    def plan(self, name: str | None, limits: Sequence[float], deadline: float, share: float) -> str:
+        """Plan for the sites' limits, a deadline and a share of what all can send; return a part of a page.
+
+        The limit of a site that has a link is the link's rate in bit/s, that of another its bytes in a round.
+        """
         try:
             known, _ = self._known(name)
-            if len(rates) != len(known.sites):
-                raise InputError(f"links must be {len(known.sites)} numbers, got {len(rates)}")
+            if len(limits) != len(known.sites):
+                raise InputError(f"links must be {len(known.sites)} numbers, got {len(limits)}")
             if not 0 <= share <= 1:
                 raise InputError(f"total must be a share from 0 to 1 of what the links carry, got {share:g}")
-            free = [replace(s, rate=rate, cap=float("inf")) for s, rate in zip(known.sites, rates, strict=True)]
-            known = replace(known, sites=tuple(free), deadline=deadline)
+            sites = tuple(_limited(known, site, limit) for site, limit in zip(known.sites, limits, strict=True))
+            known = replace(known, sites=sites, deadline=deadline)
             least, most = float(known.floors().sum()), float(known.caps().sum())
-            return plan_section("plan", forecast(known, "optimal", least + share * (most - least)), "planner")
+            return plan_section("plan", forecast(known, None, least + share * (most - least)), "planner")
         except FpldError as error:
             return environment().get_template("message.html.j2").render(name="No such plan", message=str(error))
 
@@ -127,7 +133,21 @@ class Runs:
             state = run.state.name
         else:
             state = f"round {run.progress.round} of {run.progress.rounds}: {run.progress.phase}"
-        return {"name": name, "state": state, "changed": changed}
+        loss = run.trace[-1].heldout_loss if run.trace else None
+        return {"name": name, "state": state, "changed": changed, "loss": loss}
+
+
+def _slider_limits(known: Known) -> list[float]:
+    """Return the rate of each site's link, or the bytes of a round where it has none."""
+    caps = known.caps()
+    most = [MEGABYTE if math.isinf(cap) else cap * known.contexts / 8 + known.uplinks.overhead for cap in caps]
+    return [cap if site.rate is None else site.rate for site, cap in zip(known.sites, most, strict=True)]
+
+
+def _limited(known: Known, site: Sender, limit: float) -> Sender:
+    if site.rate is not None:
+        return replace(site, rate=limit, cap=math.inf)
+    return replace(site, cap=max(8 * (limit - known.uplinks.overhead) / known.contexts, 1e-9))
 
 
 def _time(path: Path) -> float:

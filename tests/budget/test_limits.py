@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fpld import config as configuration
 from fpld.budget.limits import Sender, Uplinks
+from fpld.budget.policy import Budget
 from fpld.errors import BudgetError
 from fpld.federation.budgets import configured
 from fpld.planner import forecast
 from fpld.planner.sources import read
+from fpld.protocol.learning import Learner
 from fpld.protocol.wire import OVERHEAD
+from fpld.types import Plan
 
 
 @pytest.mark.parametrize("name", configuration.presets())
@@ -37,6 +41,27 @@ def test_a_link_carries_the_frame_with_its_overhead() -> None:
     caps = uplinks.limits().caps
     assert uplinks.plan(uplinks.nodes[0], caps[0]).budget_bytes + OVERHEAD == 1e5 * 60 / 8
     assert caps[1] == 40.0  # a cap is on the payload
+
+
+def test_bits_that_a_node_had_no_use_for_go_to_others() -> None:
+    budget = Budget(np.array([100.0, 100.0]), np.array([1.0, 1.0]), 100, total=120.0, allocator="uniform")
+    assert budget.bits(2, useful=np.array([20.0, np.inf])).tolist() == [20.0, 100.0]
+    assert budget.bits(2, useful=np.array([20.0, 0.5])).tolist() == [20.0, 1.0]  # never below the floor
+    alone = replace(budget, total=None, allocator=None)
+    assert alone.bits(2, useful=np.array([20.0, np.inf])).tolist() == [20.0, 100.0]
+
+
+def test_a_node_that_uses_its_room_gets_more_again() -> None:
+    learner = Learner(2, Budget(np.full(2, 100.0), np.ones(2), 100))
+    plans = {i: Plan(bytes(16), 1, i, bytes(32), 80, 100, 100.0, None) for i in range(2)}
+    learner.used(plans, {0: 180, 1: 1000})  # 18 of 100 bits, and all
+    assert learner.useful.tolist() == [1.25 * 18, np.inf]
+    learner.used({0: replace(plans[0], bits=22.5)}, {0: 225})
+    assert learner.useful.tolist() == [np.inf, np.inf]
+    arrays, meta = learner.state()
+    again = Learner(2, Budget(np.full(2, 100.0), np.ones(2), 100))
+    again.restore(arrays, meta)
+    assert again.useful.tolist() == learner.useful.tolist()
 
 
 def test_limits_say_what_holds_a_node() -> None:

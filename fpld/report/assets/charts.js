@@ -14,6 +14,32 @@ const fpldCharts = (() => {
     return series.x.map((x, i) => ({ x, y: series.y[i], low: series.low[i], series: series.name }));
   }
 
+  // Ticks of a logarithmic axis: powers of ten over three decades or more, all digits over fewer, even steps within one.
+  function logTicks(values, count) {
+    const [low, high] = d3.extent(values.filter((value) => value > 0));
+    if (low === undefined) return undefined;
+    const all = d3.scaleLog([low, high], [0, 1]).ticks();
+    const powers = all.filter((value) => Number.isInteger(Math.round(Math.log10(value) * 1e9) / 1e9));
+    return powers.length > 2 ? powers : all.length > 2 && high > 3 * low ? all : d3.ticks(low, high, count);
+  }
+
+  // A name that is wider than its place is cut; the whole of it is in the tip and in the table.
+  function fit(name, room) {
+    const most = Math.max(Math.floor((room - 12) / 7), 2);
+    return name.length <= most || /^\d+$/.test(name) ? name : `${name.slice(0, most - 1)}…`;
+  }
+
+  // Hide tick labels that would touch the one before.
+  function thin(labels) {
+    const kept = [];
+    for (const label of labels) {
+      const box = label.getBoundingClientRect();
+      const touches = (other) => box.left < other.right + 4 && other.left < box.right + 4 && box.top < other.bottom && other.top < box.bottom;
+      if (box.width && kept.some(touches)) label.style.display = "none";
+      else kept.push(box);
+    }
+  }
+
   function draw(figure) {
     const spec = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
     const box = figure.querySelector(".plot");
@@ -28,6 +54,7 @@ const fpldCharts = (() => {
     for (const series of spec.series) {
       const rows = rowsOf(series), stroke = colour(series.name);
       if (series.kind === "band") {
+        for (const y of ["y", "low"]) marks.push(Plot.lineY(rows, { x: "x", y, stroke }), Plot.dot(rows, { x: "x", y, fill: stroke, r: 2 }));
         marks.push(rows.length > 1 ? Plot.areaY(rows, { x: "x", y1: "low", y2: "y", fill: stroke, fillOpacity: 0.25 })
           : Plot.ruleX(rows, { x: "x", y1: "low", y2: "y", stroke, strokeOpacity: 0.25, strokeWidth: 24 }));
       }
@@ -43,19 +70,20 @@ const fpldCharts = (() => {
     if (bars.length) marks.push(Plot.barY(bars, { fx: "x", x: "series", y: "y", fill: (d) => colour(d.series), title, tip: true }));
     if (stack.length) marks.push(Plot.barY(stack, { x: "x", y: "y", fill: (d) => colour(d.series), title, tip: true }));
     if (bars.length || stack.length) marks.push(Plot.ruleY([0]));
+    const values = (axis) => spec.series.filter((series) => axis !== "x" || series.kind !== "rule").flatMap((series) => series[axis]);
     const across = { label: spec.x.label, tickFormat: band ? undefined : write[spec.x.unit] };
-    const every = Math.max(1, Math.ceil(places.length / Math.max(width / 70, 1)));
-    if (band) Object.assign(across, { domain: places, ticks: places.filter((_, i) => i % every === 0) });
+    if (band) Object.assign(across, { domain: places, tickFormat: (place) => fit(String(place), (width - 80) / places.length) });
     const plot = Plot.plot({
-      width, height: 300, marginLeft: 56, marginBottom: 38, style: { background: "transparent", fontSize: "12px" },
+      width, height: 300, marginLeft: 56, marginTop: 34, marginBottom: 38, style: { background: "transparent", fontSize: "12px" },
       ...(grouped ? { fx: { ...across, padding: 0.15 }, x: { axis: null, domain: names } }
-        : { x: band ? { ...across, type: stack.length ? "band" : "point" } : { ...across, type: spec.x.scale, ticks: 5 } }),
-      y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", tickFormat: write[spec.y.unit], ...(spec.y.scale === "log" ? { ticks: 4 } : {}) },
+        : { x: band ? { ...across, type: stack.length ? "band" : "point" } : { ...across, type: spec.x.scale, ticks: spec.x.scale === "log" ? logTicks(values("x"), 4) : 5 } }),
+      y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", tickFormat: write[spec.y.unit], ...(spec.y.scale === "log" ? { ticks: logTicks([...values("y"), ...values("low")], 4) } : {}) },
       color: { legend: false },
       marks,
     });
-    const legend = Plot.legend({ color: { type: "categorical", domain: names, range: names.map(colour) } });
+    const legend = Plot.legend({ color: { type: "categorical", domain: names, range: names.map(colour) }, style: { fontSize: "12px" } });
     box.replaceChildren(legend, plot);
+    for (const labels of plot.querySelectorAll("[aria-label$='tick label']")) thin([...labels.querySelectorAll("text")]);
   }
 
   function drawAll(root = document) {

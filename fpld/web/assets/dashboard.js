@@ -4,7 +4,8 @@
 (() => {
   const list = document.getElementById("runs"), now = document.getElementById("now"), body = document.getElementById("run");
   const planner = document.getElementById("planner"), connection = document.getElementById("connection");
-  let chosen = null, stamp = null, planning = false, known = "";
+  const filter = document.getElementById("filter"), sort = document.getElementById("sort");
+  let chosen = address().name, stamp = null, planning = false, known = "";
 
   function ages(root) {
     for (const span of root.querySelectorAll("[data-since]")) {
@@ -24,6 +25,21 @@
     return item;
   }
 
+  // A run has an address of its own: #run/NAME; the planner is #planner/NAME.
+  function address() {
+    const [kind, name] = location.hash.slice(1).split("/");
+    return { planning: kind === "planner", name: name ? decodeURIComponent(name) : null };
+  }
+
+  function go(kind, name) {
+    location.hash = name === null ? kind : `${kind}/${encodeURIComponent(name)}`;
+  }
+
+  function follow() {
+    const there = address();
+    if (there.planning) { chosen = there.name ?? chosen; plan(); } else if (there.name !== null) choose(there.name);
+  }
+
   function choose(name) {
     chosen = name;
     planning = false;
@@ -39,13 +55,26 @@
     tick();
   }
 
-  function menu(runs) {
+  const orders = {
+    changed: (a, b) => b.changed - a.changed,
+    name: (a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }),
+    state: (a, b) => a.state.localeCompare(b.state),
+    loss: (a, b) => (a.loss ?? Infinity) - (b.loss ?? Infinity) || 0,
+  };
+
+  function listed(runs) {
+    const part = filter.value.trim().toLowerCase();
+    return runs.filter((run) => `${run.name} ${run.state}`.toLowerCase().includes(part)).sort(orders[sort.value]);
+  }
+
+  function menu(all) {
+    const runs = listed(all);
     const wanted = JSON.stringify([runs.map((run) => [run.name, run.state]), chosen, planning]);
     if (wanted === known) return;
     known = wanted;
     list.replaceChildren(
-      ...runs.map((run) => button(`${run.name} (${run.state})`, !planning && run.name === chosen, () => choose(run.name))),
-      button("planner", planning, plan),
+      ...runs.map((run) => button(`${run.name} (${run.state})`, !planning && run.name === chosen, () => go("run", run.name))),
+      button("planner", planning, () => go("planner", chosen)),
     );
     planner.hidden = !planning;
     now.hidden = body.hidden = planning;
@@ -88,5 +117,8 @@
     await tick();
     setTimeout(loop, 1000);
   }
+  window.addEventListener("hashchange", follow);
+  for (const control of [filter, sort]) control.addEventListener("input", tick);
+  if (address().planning) plan();
   loop();
 })();

@@ -3,9 +3,11 @@
 
 const fpldPlanner = (() => {
   const controls = document.getElementById("controls"), plan = document.getElementById("plan");
-  let source = null, busy = false, again = false;
+  let source = null, deadline = 1, busy = false, again = false;
 
   const rate = (value) => (value >= 1e6 ? `${d3.format(".3~g")(value / 1e6)} Mbit/s` : `${d3.format(".3~g")(value / 1e3)} kbit/s`);
+
+  const limit = { "bit/s": rate, B: (value) => `${d3.format(".3~s")(value).replace(/[a-zA-Z]?$/, " $&")}B a round` };
 
   // Sliders of rates and times are logarithmic: their value is the exponent of ten.
   function slider(name, label, low, high, value, show) {
@@ -29,10 +31,12 @@ const fpldPlanner = (() => {
     document.getElementById("planner-source").textContent =
       start.error ?? (run === null ? "An example: open a run first to plan from what it measured." : `From what ${run} measured.`);
     if (start.error) { controls.replaceChildren(); plan.replaceChildren(); return; }
+    const linked = start.sites.some((site) => site.unit === "bit/s"); // without a link a deadline holds no one
+    deadline = start.deadline;
     controls.replaceChildren(
-      ...start.sites.map((site) => slider("link", site.name, 3, 8, Math.log10(site.rate), (v) => rate(10 ** v))),
-      slider("deadline", "deadline of a round", 0, 5, Math.log10(start.deadline), (v) => `${d3.format(".3~g")(10 ** v)} s`),
-      slider("total", "total, of what the links can carry", 0, 1, start.share, d3.format(".0%")),
+      ...start.sites.map((site) => slider("link", site.name, 3, 8, Math.log10(site.limit), (v) => limit[site.unit](10 ** v))),
+      ...(linked ? [slider("deadline", "deadline of a round", 0, 5, Math.log10(start.deadline), (v) => `${d3.format(".3~g")(10 ** v)} s`)] : []),
+      slider("total", "total, of what all can send", 0, 1, start.share, d3.format(".0%")),
     );
     await ask();
   }
@@ -45,7 +49,7 @@ const fpldPlanner = (() => {
       again = false;
       const values = (name) => [...controls.querySelectorAll(`input[name=${name}]`)].map((input) => Number(input.value));
       const query = new URLSearchParams({
-        links: values("link").map((v) => 10 ** v).join(","), deadline: 10 ** values("deadline")[0], total: values("total")[0],
+        links: values("link").map((v) => 10 ** v).join(","), deadline: values("deadline").length ? 10 ** values("deadline")[0] : deadline, total: values("total")[0],
       });
       if (source !== null) query.set("run", source);
       try {
