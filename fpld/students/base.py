@@ -19,6 +19,7 @@ import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
+from fpld.pace import Pace
 from fpld.rules.target import Target, as_target
 from fpld.storage.arrays import read_arrays, write_arrays
 
@@ -105,8 +106,11 @@ class Student(ABC):
         return self._blocks(sequences, max(1, rows // sequences.shape[1]))
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
+        pace = Pace("computing logits", len(sequences), "sequence", tokens=sequences.shape[1])
         for start in range(0, len(sequences), size):
-            yield self._block(sequences[start : start + size])
+            some = sequences[start : start + size]
+            yield self._block(some)
+            pace.add(len(some))
 
     def logits(self, sequences: np.ndarray) -> np.ndarray:
         """Return the logits [S*T, V] for every position of the sequences [S, T], float32."""

@@ -10,20 +10,23 @@ The process is new for every message: all that must survive is in the node's fol
 from __future__ import annotations
 
 import hashlib
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld import students
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.identity import Letter, write_letter
-from fpld.engines.flower.journal import note
+from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger
 from fpld.errors import ProtocolError
 from fpld.federation import jobs
 from fpld.federation.keep import ALONE, OWN
+from fpld.federation.log import listen
 from fpld.federation.part import Part
 from fpld.federation.texts import node_text
 from fpld.federation.work import Place, work
+from fpld.pace import Subject, working_on
 from fpld.protocol.asking import is_ask
 from fpld.protocol.messages import digest
 from fpld.storage.arrays import dump_arrays, parse_arrays
@@ -31,7 +34,7 @@ from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from fpld.engines.flower.home import Home
     from fpld.protocol import Task
@@ -73,7 +76,7 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
     ledger, session = Ledger(home.folder), str(order.body["session"])
     ledger.allow(home.terms, session, task)
     settle(home, order, files)
-    with RunFolder(order.place.folder).lock():
+    with RunFolder(order.place.folder).lock(), _told(home, task.plan.round):
         frame = work(order.part, order.place, serial, key=order.key)
     if not is_ask(frame):
         ledger.enter(session, task, len(frame))
@@ -89,11 +92,19 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
     settle(home, order, files)
     part, place = order.part, order.place
     write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
-    loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
-    _compare(home, order, loss)
+    with _told(home, 0):
+        loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
+        _compare(home, order, loss)
     arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
     answer = {"kind": "evaluated", "round": order.body.get("round"), "loss": loss}
     return write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
+
+
+@contextmanager
+def _told(home: Home, round: int) -> Iterator[None]:
+    """Say in the site's log how far its work is, every few seconds."""
+    with listen(Journal(home.folder, own=True)), working_on(Subject(round=round, model=home.terms.name)):
+        yield
 
 
 def _compare(home: Home, order: Order, loss: float) -> None:

@@ -13,6 +13,7 @@ from fpld.federation.claim import claim
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
+from fpld.federation.watch import watch
 from fpld.registry import baselines, codecs
 from fpld.storage.folder import RunFolder
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
     """Run all of a configuration into a folder; return the table's rows. What goes on is logged."""
     store = RunFolder(out)
-    with store.lock(), Status(store) as status:
+    with store.lock(), Status(store) as status, watch(store):
         claim(store, text, resume)
         status.say("preparing")
         prepared = prepare(config, store)
