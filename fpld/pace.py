@@ -1,7 +1,7 @@
-"""How far a long loop is: a line in the log every few seconds, and points of a training's curve. No result depends on it.
+"""How far a long loop is: a line in the log every few seconds, and points of a training's curve.
 
-A line is a record at level INFO with the numbers as `pace`. A point is a record of the logger `POINTS`, which only those
-who ask for it hear, with the numbers as `point`.
+A line is a record at level INFO with the numbers as `pace`. A point is a record of the logger `POINTS`, which only
+those who ask for it hear, with the numbers as `point`. No result depends on them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Subject:
         return ", ".join(filter(None, (self.method, self.round and f"round {self.round}", self.model)))
 
 
-_subject: ContextVar[Subject] = ContextVar("subject", default=Subject())
+_subject: ContextVar[Subject] = ContextVar("subject", default=Subject())  # noqa: B039  # it is frozen
 
 
 @contextmanager

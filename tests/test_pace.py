@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,7 +65,7 @@ def test_a_curve_has_at_most_a_hundred_points_and_loses_no_step(steps: int, tmp_
     assert len(found) == min(steps, 100)
     assert found[-1]["step"] == steps
     ends = [0, *(int(str(point["step"])) for point in found)]
-    means = [(a + 1 + b) / 2 for a, b in zip(ends, ends[1:], strict=False)]  # of the losses between two points
+    means = [(a + 1 + b) / 2 for a, b in pairwise(ends)]  # of the losses between two points
     assert [point["loss"] for point in found] == means
 
 

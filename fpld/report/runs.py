@@ -7,7 +7,7 @@ is an error that names the file, and names in it are text: they never become pat
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fpld.errors import InputError
+from fpld.report.curves import Loop, Point, read_curves, read_loops
 from fpld.report.status import RunState, run_state
 from fpld.storage.files import read_utf8
 
@@ -134,6 +135,8 @@ class Run:
     versions: dict[str, str]
     progress: RoundProgress | None
     state: RunState
+    curves: dict[tuple[str, str, str], list[Point]] = field(default_factory=dict)
+    loops: list[Loop] = field(default_factory=list)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -202,6 +205,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         versions=_json(folder / "versions.json", dict[str, str]) or {},
         progress=_json(folder / "fpld" / "progress.json", RoundProgress),
         state=run_state(folder),
+        curves=read_curves(folder),
+        loops=read_loops(folder),
     )
 
 

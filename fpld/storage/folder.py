@@ -9,6 +9,7 @@ base-N.safetensors     models before the first round, one for each [student] tab
 METHOD/                one federation: checkpoint.safetensors, trace.jsonl, progress.json, nodes/N/
 student.safetensors    the result; student-best.safetensors is that of the round with the lowest held-out loss
 trace.jsonl            one line a round
+now.json curves.jsonl  what goes on, and the trainings' curves (`fpld.federation.watch`)
 result.json            the table that `fpld run` prints
 """
 
