@@ -61,6 +61,7 @@ class Line(_Read):
     gain: float | None = None
     heldout_loss: float | None
     heldout_by_node: list[float | None]
+    heldout_sites: list[str] | None = None
     bandwidth_upper: float | None = None
     bandwidth_lower: float | None = None
     refused: list[Incident] = []

@@ -21,6 +21,9 @@ def tiles(run: Run) -> dict[str, str]:
     if run.trace:
         loss = run.trace[-1].heldout_loss
         found["held-out loss"] = "not evaluated" if loss is None else f"{loss:.4f} nats"
+        sites = run.trace[-1].heldout_sites
+        if loss is not None and sites is not None and len(sites) < len(run.nodes):
+            found["held-out loss over"] = ", ".join(sites)
         found["sent so far"] = show_size(run.uplink[-1])
     closed = gap_closed([row.model_dump() for row in run.results])
     if closed is not None:
