@@ -114,6 +114,14 @@ class RoundProgress(_Read):
     nodes: list[NodeProgress] = []
 
 
+class OwnLoss(_Read):
+    """A row of `own.json`: the loss of a node's own models on its own held-out text."""
+
+    node: str
+    own: float | None = None
+    alone: float | None = None
+
+
 class Result(_Read):
     """A row of `result.json`: a method, its held-out loss and what it sent."""
 
@@ -138,6 +146,7 @@ class Run:
     state: RunState
     curves: dict[tuple[str, str, str], list[Point]] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
+    own: list[OwnLoss] = field(default_factory=list)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -208,6 +217,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         state=run_state(folder),
         curves=read_curves(folder),
         loops=read_loops(folder),
+        own=_json(folder / "own.json", list[OwnLoss]) or [],
     )
 
 

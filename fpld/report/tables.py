@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from fpld.units import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from fpld.report.runs import Run
+    from fpld.report.runs import OwnLoss, Run
 
 Row = dict[str, Any]
 
@@ -74,6 +74,7 @@ def round_rows(run: Run) -> list[Row]:
 def node_rows(run: Run) -> list[Row]:
     """Return what each node contributed: rounds, bits, bytes and its share of them, weight, loss on its own text."""
     total = sum(run.uplink[-1:]) or 1
+    own = {row.node: row for row in run.own}
     rows: list[Row] = []
     for i, name in enumerate(run.nodes):
         answered = [line for line in run.trace if name in line.nodes]
@@ -94,12 +95,24 @@ def node_rows(run: Run) -> list[Row]:
                 "weight": weights[i] if weights and i < len(weights) else _configured(run, i, "weight"),
                 "clip": _configured(run, i, "clip"),
                 "heldout_loss": losses[i] if i < len(losses) else None,
+                **_beside(own, name),
                 "seconds_mean": sum(seconds) / len(seconds) if seconds else None,
                 "refused": sum(each.node == name for line in run.trace for each in line.refused),
                 "absent": sum(each.node == name for line in run.trace for each in line.absent),
             }
         )
     return rows
+
+
+def _beside(own: Mapping[str, OwnLoss], name: str) -> Row:
+    """Return the losses of a node's own models on the same text as the student's; nothing where no node tells."""
+    if not own:
+        return {}
+    found = own.get(name)
+    return {
+        "own_model_loss": None if found is None else found.own,
+        "alone_loss": None if found is None else found.alone,
+    }
 
 
 def allocation_rows(run: Run) -> list[Row]:

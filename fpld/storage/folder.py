@@ -11,6 +11,7 @@ student.safetensors    the result; student-best.safetensors is that of the round
 trace.jsonl            one line a round
 now.json curves.jsonl  what goes on, and the trainings' curves (`fpld.federation.watch`)
 result.json            the table that `fpld run` prints
+own.json               the nodes' own models on their own texts
 """
 
 from __future__ import annotations

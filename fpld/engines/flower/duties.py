@@ -21,15 +21,15 @@ from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger
 from fpld.errors import ProtocolError
 from fpld.federation import jobs
-from fpld.federation.keep import ALONE, OWN
 from fpld.federation.log import listen
+from fpld.federation.own import own_losses
 from fpld.federation.part import Part
 from fpld.federation.texts import node_text
 from fpld.federation.work import Place, work
 from fpld.pace import Subject, working_on
 from fpld.protocol.asking import is_ask
 from fpld.protocol.messages import digest
-from fpld.storage.arrays import dump_arrays, parse_arrays
+from fpld.storage.arrays import dump_arrays, parse_arrays, read_arrays
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 
@@ -94,9 +94,11 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
     write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
     with _told(home, 0):
         loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
-        _compare(home, order, loss)
+        own = _compare(home, order, loss)
     arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
     answer = {"kind": "evaluated", "round": order.body.get("round"), "loss": loss}
+    if home.terms.show_own_loss:
+        answer |= own
     return write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
 
 
@@ -107,14 +109,15 @@ def _told(home: Home, round: int) -> Iterator[None]:
         yield
 
 
-def _compare(home: Home, order: Order, loss: float) -> None:
-    """Tell the site, in its log, what the student is worth to it beside its own models."""
-    folder, said = order.place.folder, [f"the student {loss:.4f}"]
-    for file, what in ((OWN, "this node's own model of this round"), (ALONE, "its model without the federation")):
-        if (folder / file).exists():
-            (found,) = jobs.evaluate(folder / file, None, folder / HELDOUT, order.part.length)
-            said.append(f"{what} {found:.4f}")
+def _compare(home: Home, order: Order, loss: float) -> dict[str, float | None]:
+    """Tell the site, in its log, what the student is worth to it beside its own models; return what these have."""
+    text, said = read_arrays(order.place.folder / HELDOUT)[0]["0"], [f"the student {loss:.4f}"]
+    own = own_losses(order.place.folder, text, order.part.length)
+    for name, what in (("own", "this node's own model of this round"), ("alone", "its model without the federation")):
+        if own[name] is not None:
+            said.append(f"{what} {own[name]:.4f}")
     note(home.folder, f"nats per token on the held-out text of {home.terms.name}: {', '.join(said)}")
+    return own
 
 
 def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
