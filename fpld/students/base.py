@@ -89,6 +89,15 @@ class Student(ABC):
     def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
         """Train as `distill` says; a relative target comes with a reference, a copy of the student at its start."""
 
+    def to(self, device: str) -> Self:  # noqa: ARG002  # kinds in NumPy are always on the CPU
+        """Move to a device ("auto", "cpu" or "cuda") in place."""
+        return self
+
+    @property
+    def place(self) -> str:
+        """Return where and in which precision it is computed, for a person."""
+        return "on cpu in float32"
+
     @property
     def vocab(self) -> int:
         """Return V, the number of token ids."""

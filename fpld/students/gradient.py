@@ -54,6 +54,15 @@ class GradientStudent(Student):
         self._network.to(self.device)
         return self
 
+    @property
+    def place(self) -> str:
+        """Return where and in which precision it is computed, for a person."""
+        return f"on {self.device.type} in {getattr(self.config, 'dtype', 'float32')}"
+
+    def copy(self) -> Self:
+        """Return a student with the same parameters, on the same device, that shares none of them."""
+        return super().copy().to(self.device.type)
+
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of the parameters that are trained, float32, by name."""
         return {name: weight.detach().cpu().numpy().copy() for name, weight in self._trained().items()}

@@ -223,7 +223,8 @@ def test_nodes_see_the_student_beside_their_own_models(finished: Path) -> None:
 def test_curves_are_drawn_and_damage_is_left_out(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     with (tmp_path / "run/curves.jsonl").open("a") as file:
-        file.write('{"torn\n[]\n{"method": "fpld", "round": 1, "model": "x", "what": "training", "step": 1, "loss": 1e999}\n')
+        file.write('{"torn\n[]\n')
+        file.write('{"method": "fpld", "round": 1, "model": "x", "what": "training", "step": 1, "loss": 1e999}\n')
     (tmp_path / "run/now.json").write_text('{"loops": [1, {"what": "x"}]}')
     run = read_run(tmp_path / "run")
     assert run.loops == []
