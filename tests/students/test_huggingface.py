@@ -298,11 +298,8 @@ def test_smollm2_predicts_english() -> None:
 
 
 def test_bfloat16_is_near_and_trains_adapters_in_float32(folder: Path) -> None:
-    exact, half = (
-        HuggingFace(HuggingFaceConfig(str(folder), dtype=dtype), seed=0) for dtype in ("float32", "bfloat16")
-    )
-    sequences = np.arange(12, dtype=np.int32).reshape(2, 6)
+    exact, half = (make(folder, dtype=dtype) for dtype in ("float32", "bfloat16"))
     assert half.place == "on cpu in bfloat16"
-    assert 0 < np.abs(half.logits(sequences) - exact.logits(sequences)).max() < 0.1
-    half.finetune(np.tile(np.arange(8, dtype=np.int32), 40), steps=2, seed=0)
+    assert 0 < np.abs(half.logits(sequences()) - exact.logits(sequences())).max() < 0.1
+    half.finetune(TEXT, steps=2, seed=0)
     assert {value.dtype for value in half.state().values()} == {np.dtype(np.float32)}
