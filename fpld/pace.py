@@ -39,7 +39,7 @@ class Subject:
     model: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.method, self.round and f"round {self.round}", self.model)))
+        return ", ".join(filter(None, (self.method, f"round {self.round}" if self.round else "", self.model)))
 
 
 _subject: ContextVar[Subject] = ContextVar("subject", default=Subject())  # noqa: B039  # it is frozen
