@@ -39,8 +39,8 @@ def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
     shape = probe.contexts, probe.vocab
     path = setup.store.path / FILE if 2 * shape[0] * shape[1] <= KEPT else None
     margin = setup.config.probe.margin
-    job = run_on, Subject(setup.method, 0, "student"), jobs.predict, setup.base, student, probe, path, margin
-    notes = setup.pool.submit(*job).result()
+    subject = Subject(setup.method, model="student")
+    notes = setup.pool.submit(run_on, subject, jobs.predict, setup.base, student, probe, path, margin).result()
     if path is None:
         predict = Predictions(open_student(setup.base, student), probe.sequences)
         return RoundPrior(ComputedPrior(predict, notes), notes)

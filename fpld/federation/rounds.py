@@ -110,8 +110,8 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     combined = aggregator.combine()
     phase("distilling")
     subject = Subject(setup.method, aggregator.round, "student")
-    job = run_on, subject, jobs.distill, *_distillation(setup, state, combined)
-    student, divergence = setup.pool.submit(*job).result()
+    arguments = _distillation(setup, state, combined)
+    student, divergence = setup.pool.submit(run_on, subject, jobs.distill, *arguments).result()
     line = _summary(aggregator, combined, divergence)
     aggregator.distilled()
     target = None

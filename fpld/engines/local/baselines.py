@@ -123,8 +123,9 @@ def ensemble(bench: Bench) -> list[Row]:
     """
     config, run = bench.config, bench.run
     bases = [run.path / base_file(config, index) for index in range(len(config.nodes))]
-    arguments = bases, bench.models(), run.path / HELDOUT, config.probe.length
-    losses = bench.pool.submit(run_on, Subject("baseline", model="ensemble"), jobs.evaluate_mixture, *arguments)
+    subject, heldout = Subject("baseline", model="ensemble"), run.path / HELDOUT
+    models, length = bench.models(), config.probe.length
+    losses = bench.pool.submit(run_on, subject, jobs.evaluate_mixture, bases, models, heldout, length)
     return [bench.row("ensemble", losses)]
 
 
