@@ -66,6 +66,8 @@ def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.C
         "seconds-by-phase",
         "seconds-by-node",
         "loss-by-node",
+        "training-by-step",
+        "distillation-by-step",
     }
     assert {file.name for file in out.iterdir()} == {"report.html"} | {
         f"{name}.{suffix}" for name in names for suffix in ("png", "svg")
