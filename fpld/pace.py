@@ -7,10 +7,10 @@ those who ask for it hear, with the numbers as `point`. No result depends on the
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Pace:
     def __init__(self, what: str, total: int, unit: str = "step", *, tokens: int = 0) -> None:
         self.total, self.done = total, 0
         self._what, self._unit, self._tokens = what, unit, tokens
-        self._started = self._said = time.monotonic()
+        self._started = self._said = monotonic()
         self._losses: list[float] = []
         self._mean: float | None = None
 
@@ -89,8 +89,8 @@ class Pace:
             if self.done * MOST_POINTS // self.total > before * MOST_POINTS // self.total:
                 self._mean, self._losses = sum(self._losses) / len(self._losses), []
                 self._point()
-        if time.monotonic() - self._said >= EVERY:
-            self._said = time.monotonic()
+        if monotonic() - self._said >= EVERY:
+            self._said = monotonic()
             self._line()
 
     def _point(self) -> None:
@@ -99,7 +99,7 @@ class Pace:
             points.debug("%s", found, extra={"point": found})
 
     def _line(self) -> None:
-        subject, seconds = _subject.get(), time.monotonic() - self._started
+        subject, seconds = _subject.get(), monotonic() - self._started
         loss = self._losses[-1] if self._mean is None and self._losses else self._mean
         speed, left = self._tokens * self.done / seconds, seconds * max(self.total / self.done - 1, 0.0)
         parts = [

@@ -46,7 +46,7 @@ def test_a_line_says_step_loss_speed_and_time_left(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(np.arange(0.0, 1000.0, 0.5).tolist())
-    monkeypatch.setattr(pace.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pace, "monotonic", lambda: next(clock))
     with caplog.at_level(logging.INFO, "fpld"), working_on(Subject("fpld", 2, "north")):
         loop(40)
     first = caplog.records[0]
