@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import logging.handlers
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,9 @@ import threading
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from fpld.federation.log import LOGGER
+from fpld.pace import POINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,9 +124,41 @@ def make_pool(workers: int) -> Executor:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # A run that is stopped ends at once, and Python's tracker process cleans up after it: no need to warn about it.
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_leave_signals_to_the_parent)
+    return Workers(workers)
 
 
-def _leave_signals_to_the_parent() -> None:
+class Workers(ProcessPoolExecutor):
+    """Worker processes; what they log is logged in this one, at the levels that it has when they are made."""
+
+    def __init__(self, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._records: Any = context.Queue()
+        self._listener: logging.handlers.QueueListener | None
+        self._listener = logging.handlers.QueueListener(self._records, _Here())
+        levels = {name: logging.getLogger(name).getEffectiveLevel() for name in (LOGGER, POINTS)}
+        super().__init__(workers, context, _begin, (self._records, levels))
+        self._listener.start()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers; the last that they logged is logged before this returns."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        listener, self._listener = self._listener, None
+        if wait and listener is not None:
+            listener.stop()
+            self._records.close()
+
+
+class _Here(logging.Handler):
+    """Log a record of another process as if it were one of this."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logging.getLogger(record.name).handle(record)
+
+
+def _begin(records: Any, levels: dict[str, int]) -> None:
+    """Begin a worker: leave signals to the parent, and send it what is logged."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handler = logging.handlers.QueueHandler(records)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+        logging.getLogger(name).addHandler(handler)

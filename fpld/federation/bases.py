@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fpld.data import load_tokenizer
 from fpld.errors import InputError
-from fpld.federation.training import make_student
+from fpld.federation.training import make_student, save_base
+from fpld.pace import Subject, working_on
 from fpld.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
             continue
         options = student_options(config, index)
         student = make_student(options, vocab, derive_seed(config.run.seed, "base", name))
+        log.info("%s: a %s of %s parameters, %s", name, student.kind, f"{student.parameters:,}", student.place)
         student.check_tokenizer(load_tokenizer(store.path / "tokenizer.json"))
         if student.longest is not None and student.longest < config.probe.length:
             raise InputError(
@@ -52,5 +54,6 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
         if config.base is not None:
             log.info("training the base model on public text (%d steps)", config.base.steps)
             seed = derive_seed(config.run.seed, "base text", name)
-            student.finetune(tokens, steps=config.base.steps, seed=seed, rate=config.base.rate)
-        student.save(store.path / name)
+            with working_on(Subject(model=name.removesuffix(".safetensors"))):
+                student.finetune(tokens, steps=config.base.steps, seed=seed, rate=config.base.rate)
+        save_base(student, store.path / name, options.device)

@@ -10,15 +10,15 @@ import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fpld._check import printable
 from fpld.errors import QuorumError
 from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
-from fpld.federation.progress import Progress
+from fpld.federation.progress import NEXT, Progress
 from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings
 from fpld.federation.state import commit, recall
+from fpld.federation.worth import measured, with_means
+from fpld.pace import show_seconds
 from fpld.protocol import Aggregator
 from fpld.storage.folder import RunFolder
 
@@ -90,7 +90,7 @@ class Federation:
         self._carried = [0] * len(self.names)
         self.aggregator, tasks = open_round(self.setup, self.state)
         self._progress.open(self.aggregator.round, [bits / self.setup.settings.vocab for bits in self.aggregator.bits])
-        self._say(f"local training at {len(tasks)} nodes")
+        self._say(f"local training at {len(tasks)} nodes; next: {NEXT['collecting']}")
         return tasks
 
     def carried(self, node: int, size: int) -> None:
@@ -132,34 +132,30 @@ class Federation:
             {"node": refusal.node, "state": "refused", "reason": printable(refusal.reason)}
             for refusal in heldout.refused
         ]
-        line = line | _worth(heldout) | {"refused": [*line["refused"], *refused]}
+        line = line | measured(heldout) | {"refused": [*line["refused"], *refused]}
         line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
         line = line | {"seconds": self._progress.seconds}
-        keep_best(self.store.path, state.student, [*self.trace, line], like=self.setup.base)
-        commit(self.store, state, [*self.trace, line], run=self.identity)
-        self.state = state
-        self.trace.append(line)
+        trace = with_means([*self.trace, line], self.names)
+        keep_best(self.store.path, state.student, trace, like=self.setup.base)
+        commit(self.store, state, trace, run=self.identity)
+        self.state, self.trace, line = state, trace, trace[-1]
         self._progress.phase("closed")
-        loss = line["heldout_loss"]
-        said = "nobody evaluated the student" if loss is None else f"held-out loss {loss:.4f} nats per token"
-        log.info("%s, round %d: %s", self.name, line["round"], said, extra=RESULT)
+        log.info("%s, round %d: %s", self.name, line["round"], self._brought(line), extra=RESULT)
         return line
+
+    def _brought(self, line: Line) -> str:
+        """Say what a round has brought, over which sites if not all, and how long the others will take."""
+        loss, sites = line["heldout_loss"], line["heldout_sites"]
+        said = "nobody evaluated the student" if loss is None else f"held-out loss {loss:.4f} nats per token"
+        if loss is not None and len(sites) < len(self.names):
+            said += f" (over {', '.join(sites)}, who evaluated every round)"
+        to_come = self.setup.settings.rounds - line["round"]
+        left = to_come * self._progress.mean
+        return f"{said}; {to_come} to go, about {show_seconds(left)}" if to_come else said
 
     def _phase(self, name: str) -> None:
         self._progress.phase(name)
-        self._say(name)
+        self._say(f"{name}; next: {NEXT[name]}")
 
     def _say(self, text: str) -> None:
         log.info("%s, round %d: %s", self.name, self.aggregator.round, text)
-
-
-def _worth(heldout: Heldout) -> Line:
-    """Return what a line of the trace says of the student on the nodes' held-out texts."""
-    known = [loss for loss in heldout.losses if loss is not None]
-    loss = float(np.mean(known)) if known else None
-    size = heldout.bytes_per_token
-    return {
-        "heldout_loss": loss,
-        "heldout_by_node": list(heldout.losses),
-        "heldout_bits_per_byte": None if loss is None or size is None else loss / np.log(2) / size,
-    }

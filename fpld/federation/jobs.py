@@ -8,6 +8,7 @@ import numpy as np
 
 from fpld.codecs.prior import ranges
 from fpld.errors import InputError
+from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
 from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
@@ -89,6 +90,12 @@ def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> li
     student = open_student(base, state)
     texts, _ = read_arrays(heldout)
     return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
+
+
+def evaluate_own(folder: Path, heldout: Path, length: int) -> list[dict[str, float | None]]:
+    """Return the loss of each node's own models on its own held-out text; `folder` has a folder for each node."""
+    texts, _ = read_arrays(heldout)
+    return [own_losses(folder / str(i), texts[str(i)], length) for i in range(len(texts))]
 
 
 def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:

@@ -9,11 +9,13 @@ METHOD/nodes/N/own.safetensors      node N's model after its last round: the stu
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fpld import students
+from fpld.federation.worth import common_sites
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,18 +35,18 @@ def keep_best(folder: Path, student: Arrays, trace: Sequence[Line], *, like: Pat
 
 
 def best_round(trace: Sequence[Line]) -> int:
-    """Return the round with the lowest mean held-out loss over the sites that evaluated every round; the last of ties.
+    """Return the round with the lowest mean held-out loss over the sites of `common_sites`; the last of ties.
 
-    Where no site did, it is the last round.
+    Where there is no such site, it is the last round.
 
     >>> best_round([{"round": 1, "heldout_by_node": [3.0, None]}, {"round": 2, "heldout_by_node": [3.5, 1.0]}])
     1
     """
-    losses = [line["heldout_by_node"] for line in trace]
-    sites = [site for site in range(len(losses[0])) if all(line[site] is not None for line in losses)]
+    sites = common_sites(trace)
     if not sites:
         return int(trace[-1]["round"])
-    means = [float(np.mean([line[site] for site in sites])) for line in losses]
+    chosen = [[line["heldout_by_node"][site] for site in sites] for line in trace]
+    means = [math.inf if None in losses else float(np.mean(losses)) for losses in chosen]
     return int(trace[len(means) - 1 - int(np.argmin(means[::-1]))]["round"])
 
 

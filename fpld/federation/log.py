@@ -1,7 +1,7 @@
 """What a run says while it goes: lines of the loggers below `fpld`, for whoever listens.
 
 A line at level INFO is a thing that begins or ends; one with `result` set is what a round has brought. A line at level
-DEBUG with `done` and `total` counts jobs.
+DEBUG with `done` and `total` counts jobs. `fpld.pace` says what long loops add.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ RESULT = {"result": True}
 
 
 @contextmanager
-def listen(handler: logging.Handler) -> Iterator[None]:
-    """Attach a handler to the loggers below `fpld`, down to the handler's own level, while the context lasts."""
-    logger = logging.getLogger(LOGGER)
+def listen(handler: logging.Handler, name: str = LOGGER, *, level: int | None = None) -> Iterator[None]:
+    """Attach a handler to the loggers below a name while the context lasts, down to a level (the handler's own)."""
+    logger = logging.getLogger(name)
     before = logger.level
     logger.addHandler(handler)
-    logger.setLevel(min(handler.level or logging.DEBUG, before or logging.CRITICAL))
+    logger.setLevel(min(level or handler.level or logging.DEBUG, before or logging.CRITICAL))
     try:
         yield
     finally:

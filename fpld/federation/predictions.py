@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.pace import Pace
+
 if TYPE_CHECKING:
     from fpld.students import Student
 
@@ -26,6 +28,7 @@ class Predictions:
         self._length = sequences.shape[1]
         self._some = max(_CHUNK // (student.vocab * self._length), 1)  # sequences
         self._chunk, self._logits = -1, np.empty((0, student.vocab), np.float32)
+        self._pace = Pace("predicting the probe set", len(sequences), "sequence", tokens=self._length)
 
     def __call__(self, rows: range) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the logits of a range of contexts."""
@@ -40,7 +43,10 @@ class Predictions:
 
     def _predict(self, chunk: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         if chunk != self._chunk:
-            first = chunk * self._some
-            self._logits = self._student.logits(self._sequences[first : first + self._some])
+            if chunk == 0:  # whoever asks goes from the first to the last, perhaps more than once
+                self._pace = self._pace.again()
+            some = self._sequences[chunk * self._some : (chunk + 1) * self._some]
+            self._logits = self._student.logits(some)
             self._chunk = chunk
+            self._pace.add(len(some))
         return self._logits

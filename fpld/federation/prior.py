@@ -10,6 +10,7 @@ from fpld.codecs import ArrayPrior
 from fpld.federation import jobs
 from fpld.federation.predictions import Predictions
 from fpld.federation.training import open_student
+from fpld.pace import Subject, run_on
 from fpld.protocol.priors import ComputedPrior
 from fpld.registry import codecs
 
@@ -38,7 +39,8 @@ def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
     shape = probe.contexts, probe.vocab
     path = setup.store.path / FILE if 2 * shape[0] * shape[1] <= KEPT else None
     margin = setup.config.probe.margin
-    notes = setup.pool.submit(jobs.predict, setup.base, student, probe, path, margin).result()
+    subject = Subject(setup.method, model="student")
+    notes = setup.pool.submit(run_on, subject, jobs.predict, setup.base, student, probe, path, margin).result()
     if path is None:
         predict = Predictions(open_student(setup.base, student), probe.sequences)
         return RoundPrior(ComputedPrior(predict, notes), notes)

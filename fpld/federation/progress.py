@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 FILE = "progress.json"
 _LAPS = {"collecting": "local", "combining": "combine", "distilling": "distill", "evaluating": "evaluate"}
 
+NEXT = {
+    "collecting": "combining", "combining": "distilling", "distilling": "evaluating", "evaluating": "the next round",
+}  # fmt: skip
+"""What follows each phase of a round."""
+
 
 class Progress:
     """Write `progress.json` of a federation whenever something happens; times are seconds since the epoch."""
@@ -27,6 +32,7 @@ class Progress:
         self._nodes: list[dict[str, Any]] = []
         self._started = self._lap = time.monotonic()
         self._laps: dict[str, float] = {}
+        self._closed: list[float] = []
 
     def start(self) -> None:
         """Start the clock of a round."""
@@ -61,7 +67,14 @@ class Progress:
         self._laps = self._measured()
         self._lap = time.monotonic()
         self._state["phase"] = name
+        if name == "closed":
+            self._closed.append(time.monotonic() - self._started)
         self._write()
+
+    @property
+    def mean(self) -> float:
+        """Return how many seconds a round has taken on average, since this process began."""
+        return sum(self._closed) / max(len(self._closed), 1)
 
     @property
     def seconds(self) -> dict[str, Any]:

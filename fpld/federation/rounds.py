@@ -19,6 +19,7 @@ from fpld.federation.budgets import configured
 from fpld.federation.prior import drop_prior, round_prior
 from fpld.federation.probes import PROBE, PUBLIC, round_probe
 from fpld.federation.state import State
+from fpld.pace import Subject, run_on
 from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
 from fpld.seeds import derive_key, derive_seed
@@ -58,6 +59,11 @@ class Setup:
     def base(self) -> Path:
         """Return the file of the student before the first round."""
         return self.run.path / base_file(self.config, None)
+
+    @property
+    def method(self) -> str:
+        """Return the federation's name in the run."""
+        return self.store.path.name
 
     def probe(self, round: int) -> ProbeSet:
         """Return the probe set of a round."""
@@ -109,7 +115,9 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     combined = aggregator.combine()
     _warn(aggregator, combined)
     phase("distilling")
-    student, divergence = setup.pool.submit(jobs.distill, *_distillation(setup, state, combined)).result()
+    subject = Subject(setup.method, aggregator.round, "student")
+    arguments = _distillation(setup, state, combined)
+    student, divergence = setup.pool.submit(run_on, subject, jobs.distill, *arguments).result()
     line = _summary(aggregator, combined, divergence)
     aggregator.distilled()
     target = None

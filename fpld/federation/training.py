@@ -11,6 +11,7 @@ import numpy as np
 
 from fpld import students
 from fpld.numerics import log_softmax, split
+from fpld.storage.files import read_utf8, write_atomic
 from fpld.students import Student, student_class
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fpld.storage.folder import Arrays
     from fpld.students.choice import StudentChoice
 
+_DEVICE = ".device"
 _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
 
 
@@ -29,9 +31,22 @@ def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
     return student_class(choice.kind)(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
 
 
+def save_base(student: Student, path: Path, device: str) -> None:
+    """Write a model that this machine's processes open on a device.
+
+    The device is a matter of the machine and not of the model, which goes to others: so it is in a file beside it.
+    """
+    if device != "cpu":
+        write_atomic(path.with_suffix(_DEVICE), device.encode())
+    student.save(path)
+
+
 def open_student(base: Path, state: Arrays | None = None) -> Student:
-    """Load a model to work with in this process, on one thread; `state` replaces its weights."""
+    """Load a model to work with in this process, on its device and one thread; `state` replaces its weights."""
     student = students.load(base)
+    beside = base.with_suffix(_DEVICE)
+    if beside.exists():
+        student.to(read_utf8(beside))
     one_thread(student.kind)
     if state is not None:
         student.load_state(state)

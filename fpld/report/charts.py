@@ -19,9 +19,9 @@ _MANY = 60  # bars in a figure before it is drawn as lines
 
 
 def run_charts(run: Run) -> list[Chart]:
-    """Return the figures of one run that has closed a round."""
+    """Return the figures of one run: of its trainings, and once a round is closed of its rounds."""
     if not run.trace:
-        return []
+        return training_charts(run)
     known = loss_by_bytes([run]), distillation_by_round(run), bandwidth_by_round(run), bits_by_node(run)
     charts = [chart for chart in known if chart is not None]
     if any(line.node_weights for line in run.trace):
@@ -29,7 +29,41 @@ def run_charts(run: Run) -> list[Chart]:
     charts += [loss_by_node(run), seconds_by_phase(run)]
     if any(line.answers for line in run.trace):
         charts.append(seconds_by_node(run))
-    return charts
+    return charts + training_charts(run)
+
+
+def training_charts(run: Run) -> list[Chart]:
+    """Return the curves of trainings: base and local ones, and the student's distillation."""
+    drawn = (
+        ("training", "Training loss: base and nodes", "loss on the text trained on (nats per token)"),
+        ("distillation", "Training loss: distillation", "loss to the target (nats)"),
+    )
+    charts = (_training_chart(run, *each) for each in drawn)
+    return [chart for chart in charts if chart is not None]
+
+
+def _training_chart(run: Run, what: str, title: str, label: str) -> Chart | None:
+    series = []
+    for (method, model, kind), points in run.curves.items():
+        if kind == what and method in ("", "fpld"):
+            length = {point.round: 0 for point in points}
+            for point in points:
+                length[point.round] = max(length[point.round], point.step)
+            before = {number: sum(length[each] for each in length if each < number) for number in length}
+            steps = [before[point.round] + point.step for point in points]
+            series.append(Series(model, "line", steps, [point.loss for point in points]))
+    if not series:
+        return None
+    ends = ", ".join(f"{item.name} {item.y[0]:.3f} to {item.y[-1]:.3f}" for item in series)
+    return Chart(
+        name=f"{what}-by-step",
+        title=title,
+        alt=f"Lines of the loss by step, over all rounds one after the other: {ends}.",
+        x=Axis("step, over all rounds"),
+        y=Axis(label),
+        series=series,
+        caption="A point is the mean since the last one. Each round starts from the student, so lines jump there.",
+    )
 
 
 def comparison_charts(runs: Sequence[Run]) -> list[Chart]:

@@ -47,7 +47,10 @@ def to_parquet(run: Run, folder: Path) -> list[Path]:
 
 
 def to_tensorboard(run: Run, folder: Path) -> list[Path]:
-    """Write scalars by round as a TensorBoard event file: `tensorboard --logdir` of the folder above shows them."""
+    """Write scalars by round, and trainings by step, as a TensorBoard event file.
+
+    `tensorboard --logdir` of the folder above shows them.
+    """
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
@@ -63,6 +66,10 @@ def to_tensorboard(run: Run, folder: Path) -> list[Path]:
             for name in ("bits_allotted", "bits_sent", "bytes", "weight", "heldout_loss", "seconds"):
                 if row[name] is not None:
                     writer.add_scalar(f"{name}/{row['node']}", row[name], row["round"])
+        for (method, model, what), points in run.curves.items():
+            for point in points:
+                tag = "/".join(filter(None, (what, method, model, f"round {point.round}" if point.round else "")))
+                writer.add_scalar(tag, point.loss, point.step)
     return sorted(set(place.glob("events.*")) - before)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from fpld.errors import InputError
+from fpld.report.curves import Loop, Point, read_curves, read_loops
 from fpld.report.status import RunState, run_state
 from fpld.storage.files import read_utf8
 
@@ -61,6 +62,7 @@ class Line(_Read):
     gain: float | None = None
     heldout_loss: float | None
     heldout_by_node: list[float | None]
+    heldout_sites: list[str] | None = None
     bandwidth_upper: float | None = None
     bandwidth_lower: float | None = None
     refused: list[Incident] = []
@@ -113,6 +115,14 @@ class RoundProgress(_Read):
     nodes: list[NodeProgress] = []
 
 
+class OwnLoss(_Read):
+    """A row of `own.json`: the loss of a node's own models on its own held-out text."""
+
+    node: str
+    own: float | None = None
+    alone: float | None = None
+
+
 class Result(_Read):
     """A row of `result.json`: a method, its held-out loss and what it sent."""
 
@@ -145,6 +155,9 @@ class Run:
     changed: float = 0.0  # when it last wrote something
     student_bytes: int = 0
     documents: dict[str, int] = field(default_factory=dict)  # of each node, where the run knows them
+    curves: dict[tuple[str, str, str], list[Point]] = field(default_factory=dict)
+    loops: list[Loop] = field(default_factory=list)
+    own: list[OwnLoss] = field(default_factory=list)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -217,6 +230,9 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         changed=max((path.stat().st_mtime for path in _written(folder)), default=0.0),
         student_bytes=student.stat().st_size if is_own(student := folder / "student.safetensors") else 0,
         documents=(_json(folder / "prepared.json", Texts) or Texts()).documents,
+        curves=read_curves(folder),
+        loops=read_loops(folder),
+        own=_json(folder / "own.json", list[OwnLoss]) or [],
     )
 
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from fpld.federation.status import BEAT, STATUS
+from fpld.federation.watch import NOW
 from fpld.storage.files import read_utf8
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 DEAD = 20.0  # seconds without a sign of life after which a run has stopped: four that were missed
 STALLED = 600.0  # seconds in which nothing has moved, while the process lives
-_MOVES = (STATUS, "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "fpld/checkpoint.safetensors", "log.txt")
+_MOVES = (
+    STATUS, NOW, "trace.jsonl", "fpld/trace.jsonl", "fpld/progress.json", "fpld/checkpoint.safetensors", "log.txt",
+)  # fmt: skip
 _STATES = ("preparing", "running", "done", "failed", "stopped")
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from fpld.units import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from fpld.report.runs import Run
+    from fpld.report.runs import OwnLoss, Run
 
 Row = dict[str, Any]
 PERCENT = ("share", "used")
@@ -33,6 +33,9 @@ def tiles(run: Run) -> dict[str, str]:
     if run.trace:
         loss = run.trace[-1].heldout_loss
         found["held-out loss"] = "not evaluated" if loss is None else f"{loss:.4f} nats"
+        sites = run.trace[-1].heldout_sites
+        if loss is not None and sites is not None and len(sites) < len(run.nodes):
+            found["held-out loss over"] = ", ".join(sites)
         found["sent so far"] = show_size(run.uplink[-1])
     closed = gap_closed([row.model_dump() for row in run.results])
     if closed is not None:
@@ -96,6 +99,7 @@ def round_rows(run: Run) -> list[Row]:
 def node_rows(run: Run) -> list[Row]:
     """Return what each node contributed: rounds, bits, bytes and its share of them, weight, loss on its own text."""
     total = sum(run.uplink[-1:]) or 1
+    own = {row.node: row for row in run.own}
     rows: list[Row] = []
     for i, name in enumerate(run.nodes):
         answered = [line for line in run.trace if name in line.nodes]
@@ -121,12 +125,24 @@ def node_rows(run: Run) -> list[Row]:
                 "clip": _configured(run, i, "clip"),
                 "heldout_loss": losses[i] if i < len(losses) else None,
                 "trend": _trend(run, i),
+                **_beside(own, name),
                 "seconds_mean": sum(seconds) / len(seconds) if seconds else None,
                 "refused": sum(each.node == name for line in run.trace for each in line.refused),
                 "absent": sum(each.node == name for line in run.trace for each in line.absent),
             }
         )
     return rows
+
+
+def _beside(own: Mapping[str, OwnLoss], name: str) -> Row:
+    """Return the losses of a node's own models on the same text as the student's; nothing where no node tells."""
+    if not own:
+        return {}
+    found = own.get(name)
+    return {
+        "own_model_loss": None if found is None else found.own,
+        "alone_loss": None if found is None else found.alone,
+    }
 
 
 def allocation_rows(run: Run) -> list[Row]:

@@ -5,11 +5,14 @@ versions.json          what ran it
 tokenizer.json probe.json public.safetensors
 private/               the nodes' texts (a local run only: on real sites they stay there): text/N.safetensors are the
                        tokens of node N, heldout.safetensors the held-out ones; with the tokenizer anyone can read them
-base-N.safetensors     models before the first round, one for each [student] table; base-0 is the student's
+base-N.safetensors     models before the first round, one for each [student] table; base-0 is the student's;
+                       base-N.device says where this machine computes it, if not on the CPU
 METHOD/                one federation: checkpoint.safetensors, trace.jsonl, progress.json, nodes/N/
 student.safetensors    the result; student-best.safetensors is that of the round with the lowest held-out loss
 trace.jsonl            one line a round
+now.json curves.jsonl  what goes on, and the trainings' curves (`fpld.federation.watch`)
 result.json            the table that `fpld run` prints
+own.json               the nodes' own models on their own texts
 """
 
 from __future__ import annotations

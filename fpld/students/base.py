@@ -19,6 +19,7 @@ import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
+from fpld.pace import Pace
 from fpld.rules.target import Target, as_target
 from fpld.storage.arrays import read_arrays, write_arrays
 
@@ -88,6 +89,15 @@ class Student(ABC):
     def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
         """Train as `distill` says; a relative target comes with a reference, a copy of the student at its start."""
 
+    def to(self, device: str) -> Self:  # noqa: ARG002  # kinds in NumPy are always on the CPU
+        """Move to a device ("auto", "cpu" or "cuda") in place."""
+        return self
+
+    @property
+    def place(self) -> str:
+        """Return where and in which precision it is computed, for a person."""
+        return "on cpu in float32"
+
     @property
     def vocab(self) -> int:
         """Return V, the number of token ids."""
@@ -105,8 +115,11 @@ class Student(ABC):
         return self._blocks(sequences, max(1, rows // sequences.shape[1]))
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
+        pace = Pace("computing logits", len(sequences), "sequence", tokens=sequences.shape[1])
         for start in range(0, len(sequences), size):
-            yield self._block(sequences[start : start + size])
+            some = sequences[start : start + size]
+            yield self._block(some)
+            pace.add(len(some))
 
     def logits(self, sequences: np.ndarray) -> np.ndarray:
         """Return the logits [S*T, V] for every position of the sequences [S, T], float32."""

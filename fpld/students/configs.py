@@ -6,7 +6,7 @@ is 0: V is that of the tokenizer, which comes later.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fpld import registry
 from fpld.errors import InputError
@@ -88,7 +88,8 @@ class HuggingFaceConfig:
 
     `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
     `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, on all linear
-    layers; 0 trains all weights. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
+    layers; 0 trains all weights. `dtype` is the precision of the pretrained weights, which "bfloat16" halves;
+    adapters are always trained in float32. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
 
     The last three say what was found in the folder: V, how many parameters are trained, and the SHA-256 of
     the pretrained weights. Left empty they are filled in; given, as in a student's file, they are checked,
@@ -99,6 +100,7 @@ class HuggingFaceConfig:
     bos: bool = False
     lora: int = 8
     lora_alpha: float = 16.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
     length: int = 64
     batch: int = 4
     micro: int = 4
@@ -113,6 +115,10 @@ class HuggingFaceConfig:
     def __post_init__(self) -> None:
         for name in ("lora", "vocab", "parameters"):
             check_count(name, getattr(self, name), 0)
+        if self.dtype not in ("float32", "bfloat16"):
+            raise InputError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}")
+        if self.dtype == "bfloat16" and self.lora == 0:
+            raise InputError("dtype must be 'float32' where all weights are trained (lora = 0), got 'bfloat16'")
         for name in ("length", "batch", "micro"):
             check_count(name, getattr(self, name), 1)
         for name in ("rate", "distill_rate", "clip", "lora_alpha"):

@@ -10,6 +10,7 @@ from typing import Self
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
+from fpld.pace import Pace
 from fpld.rules.target import Target
 from fpld.students.base import Distillation, Student, TailAverage, check_count, tail_mean
 
@@ -53,6 +54,15 @@ class GradientStudent(Student):
         self._network.to(self.device)
         return self
 
+    @property
+    def place(self) -> str:
+        """Return where and in which precision it is computed, for a person."""
+        return f"on {self.device.type} in {getattr(self.config, 'dtype', 'float32')}"
+
+    def copy(self) -> Self:
+        """Return a student with the same parameters, on the same device, that shares none of them."""
+        return super().copy().to(self.device.type)
+
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of the parameters that are trained, float32, by name."""
         return {name: weight.detach().cpu().numpy().copy() for name, weight in self._trained().items()}
@@ -79,7 +89,8 @@ class GradientStudent(Student):
 
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
         rng, batch = np.random.default_rng(seed), self.config.batch
-        return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), steps, rate or self.config.rate)
+        pace = Pace("training", steps, tokens=batch * self.window)
+        return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), pace, rate or self.config.rate)
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
         rng, batch = np.random.default_rng(how.seed), how.batch or self.config.batch
@@ -99,7 +110,8 @@ class GradientStudent(Student):
             value = self._accumulate(lambda part: loss(chosen[part]), batch)
             return value if how.public is None else value + self._text_step(how.public, rng, batch, how.public_weight)
 
-        return self._train(step, how.steps, how.rate or self.config.distill_rate, how.average)
+        pace = Pace("distillation", how.steps, tokens=batch * sequences.shape[1])
+        return self._train(step, pace, how.rate or self.config.distill_rate, how.average)
 
     def _text_step(self, tokens: np.ndarray, rng: np.random.Generator, batch: int, weight: float) -> float:
         """Add the gradient of `weight` times the cross entropy of windows that start at random places."""
@@ -123,8 +135,9 @@ class GradientStudent(Student):
             total += float(value.detach())
         return total
 
-    def _train(self, step: Callable[[], float], steps: int, rate: float, average: float = 0.0) -> float:
+    def _train(self, step: Callable[[], float], pace: Pace, rate: float, average: float = 0.0) -> float:
         """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""
+        steps = pace.total
         weights = list(self._trained().values())
         groups = [
             {"params": [p], "scale": self._rate(name), "weight_decay": self.config.weight_decay if p.ndim > 1 else 0.0}
@@ -141,6 +154,7 @@ class GradientStudent(Student):
             nn.utils.clip_grad_norm_(weights, self.config.clip)
             optimizer.step()
             tail.add(index)
+            pace.add(loss=losses[-1])
         tail.finish()
         return tail_mean(losses)
 

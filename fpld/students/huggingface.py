@@ -80,7 +80,7 @@ class HuggingFace(GradientStudent):
         path = locate(config.path)
         digest = weights_digest(path)
         _agree("weights", config.weights, digest, path)  # before a model is made, which takes longer
-        model = load_model(path)
+        model = load_model(path, config.dtype)
         _agree("vocab", config.vocab, int(model.config.vocab_size), path)
         bos = model.config.bos_token_id if config.bos else None
         if config.bos and bos is None:
@@ -94,6 +94,8 @@ class HuggingFace(GradientStudent):
         if self.longest is not None and config.length > self.longest:
             raise InputError(f"length must be at most {self.longest} for {path}, got {config.length}")
         self.to(device)
+        if config.dtype == "bfloat16" and self.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise InputError("dtype must be 'float32' here, got 'bfloat16', but this GPU has none")
 
     @property
     def micro(self) -> int:
@@ -202,17 +204,18 @@ MODELS: dict[str, Callable[[], Path]] = {"smollm2": _smollm2}
 """Models by name; a student's file holds the name, so that it can move to another machine."""
 
 
-def load_model(path: Path) -> Any:
-    """Load a model in float32 from a folder of safetensors or a GGUF file; never from a hub or a pickle."""
+def load_model(path: Path, dtype: str = "float32") -> Any:
+    """Load a model in float32 or bfloat16 from a folder of safetensors or a GGUF file; never from a hub or a pickle."""
     folder, options = _place(path)
     if "gguf_file" in options:
         require("gguf")
     else:
         options["use_safetensors"] = True
+    wanted = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
     automatic = require("transformers").AutoModelForCausalLM
     try:
         with _ALONE:
-            model, report = automatic.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+            model, report = automatic.from_pretrained(folder, dtype=wanted, output_loading_info=True, **options)
     except Exception as error:  # the readers of weights raise types of their own
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{path} must hold a causal language model that can be read: {first}") from error

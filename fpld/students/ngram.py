@@ -18,6 +18,7 @@ import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import softmax
+from fpld.pace import Pace
 from fpld.rules.target import Target
 from fpld.students.base import Distillation, Student, TailAverage, check_count, check_vocab, tail_mean
 
@@ -117,7 +118,8 @@ class NGram(Student):
         def batch() -> Batch:
             return text_batch(rows, tokens, self.vocab, rng, self.config.batch, 1.0)
 
-        return self._train([batch], steps, rate or self.config.rate)
+        pace = Pace("training", steps, tokens=self.config.batch)
+        return self._train([batch], pace, rate or self.config.rate)
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
         rng, size = np.random.default_rng(how.seed), how.batch or self.config.batch
@@ -132,10 +134,12 @@ class NGram(Student):
         if how.public is not None:
             text, text_rows = how.public, self._rows(how.public[None, :-1])[0]
             batches.append(lambda: text_batch(text_rows, text, self.vocab, rng, size, how.public_weight))
-        return self._train(batches, how.steps, how.rate or self.config.distill_rate, how.average)
+        pace = Pace("distillation", how.steps, tokens=size)
+        return self._train(batches, pace, how.rate or self.config.distill_rate, how.average)
 
-    def _train(self, batches: list[Callable[[], "Batch"]], steps: int, rate: float, average: float = 0.0) -> float:
+    def _train(self, batches: list[Callable[[], "Batch"]], pace: Pace, rate: float, average: float = 0.0) -> float:
         """Take Adagrad steps; its sums start anew with each call, so the parameters are all the state."""
+        steps = pace.total
         bias_sum, table_sum = np.zeros(1, np.float32), np.zeros(self.table.shape[:2], np.float32)
         tail = TailAverage([self.bias, self.table], steps, average)
         losses = []
@@ -154,6 +158,7 @@ class NGram(Student):
             self._step(rows, gradient, rate * (1.0 - step / steps), bias_sum, table_sum)
             losses.append(value)
             tail.add(step)
+            pace.add(loss=value)
         tail.finish()
         return tail_mean(losses)
 

@@ -30,6 +30,7 @@ _FILES = (
     "result.json",
     "versions.json",
     "status.json",
+    "now.json",
 )
 EXAMPLE = Known(
     tuple(

@@ -25,6 +25,8 @@ def test_a_node_evaluates_the_student_beside_its_own_models(tmp_path: Path, caps
     home = deployment.node_files[0].parent
     assert main(["evaluate", str(home)]) == 2
     assert "has got no student yet" in capsys.readouterr().err
+    file = deployment.node_files[0]
+    file.write_text("show_own_loss = true\n" + file.read_text())
     deployment.serve(deployment.grid())
     found = rows(capsys, "evaluate", home)
     assert list(found) == ["student", "own", "alone", "base"]
@@ -35,6 +37,10 @@ def test_a_node_evaluates_the_student_beside_its_own_models(tmp_path: Path, caps
     (line,) = re.findall(r"held-out text of north: (.*?)\"", said)[-1:]
     numbers = [float(number) for number in re.findall(r"\d\.\d+", line)]
     assert numbers == pytest.approx([found[name]["loss"] for name in ("student", "own", "alone")], abs=1e-4)
+    # North permits that its own losses are shown; the others do not.
+    first, *others = json.loads((tmp_path / "flower/own.json").read_text())
+    assert (first["own"], first["alone"]) == pytest.approx((found["own"]["loss"], found["alone"]["loss"]))
+    assert all((row["own"], row["alone"]) == (None, None) for row in others)
     other = rows(capsys, "evaluate", home, "--data", tmp_path / "texts/east")
     assert other["student"]["bytes"] > found["student"]["bytes"]
     assert main(["generate", str(home), "--model", "own", "--tokens", "5", "--json"]) == 0

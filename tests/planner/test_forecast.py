@@ -179,7 +179,8 @@ def test_doubts_name_the_condition() -> None:
     assert not degenerate.lower_holds
     predictive = forecast(four(codec="predictive"), total=1024)
     assert [doubt[:30] for doubt in predictive.doubts()] == ["no loss is forecast: the paper"]
-    assert predictive.upper is predictive.cost is None
+    assert predictive.upper is None
+    assert predictive.cost is None
     assert not predictive.upper_holds
 
 

@@ -295,3 +295,11 @@ def test_smollm2_predicts_english() -> None:
     nats, count = student.loss(tokens, count := len(tokens) - 1)
     assert nats / count < 3.0
     student.finetune(tokens, steps=2, seed=0)
+
+
+def test_bfloat16_is_near_and_trains_adapters_in_float32(folder: Path) -> None:
+    exact, half = (make(folder, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert half.place == "on cpu in bfloat16"
+    assert 0 < np.abs(half.logits(sequences()) - exact.logits(sequences())).max() < 0.1
+    half.finetune(TEXT, steps=2, seed=0)
+    assert {value.dtype for value in half.state().values()} == {np.dtype(np.float32)}

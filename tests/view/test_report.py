@@ -66,6 +66,8 @@ def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.C
         "seconds-by-phase",
         "seconds-by-node",
         "loss-by-node",
+        "training-by-step",
+        "distillation-by-step",
     }
     assert {file.name for file in out.iterdir()} == {"report.html"} | {
         f"{name}.{suffix}" for name in names for suffix in ("png", "svg")
@@ -204,3 +206,32 @@ def test_the_libraries_are_those_that_are_said_to_be_there() -> None:
     for name, digest in table:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
         assert (folder / f"LICENSE.{name.partition('.')[0]}").exists()
+
+
+def test_nodes_see_the_student_beside_their_own_models(finished: Path) -> None:
+    run = read_run(finished)
+    rows = {row["node"]: row for row in node_rows(run)}
+    losses = run.trace[-1].heldout_by_node
+    for each, loss in zip(run.own, losses, strict=True):
+        row = rows[each.node]
+        assert row["heldout_loss"] == loss
+        assert row["own_model_loss"] == each.own
+        assert row["alone_loss"] == each.alone
+        assert each.own is not None
+        assert 0 < each.own < 10
+    assert "own model loss" in report_page([run])
+
+
+def test_curves_are_drawn_and_damage_is_left_out(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    with (tmp_path / "run/curves.jsonl").open("a") as file:
+        file.write('{"torn\n[]\n')
+        file.write('{"method": "fpld", "round": 1, "model": "x", "what": "training", "step": 1, "loss": 1e999}\n')
+    (tmp_path / "run/now.json").write_text('{"loops": [1, {"what": "x"}]}')
+    run = read_run(tmp_path / "run")
+    assert run.loops == []
+    charts = {chart.name: chart for chart in run_charts(run)}
+    assert {series.name for series in charts["training-by-step"].series} == {"base-0", "north", "east", "south"}
+    (student,) = charts["distillation-by-step"].series
+    assert student.x[-1] == 2 * 60  # two rounds of sixty steps
+    assert student.y[-1] < student.y[0]

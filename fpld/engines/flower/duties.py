@@ -10,28 +10,31 @@ The process is new for every message: all that must survive is in the node's fol
 from __future__ import annotations
 
 import hashlib
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fpld import students
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.identity import Letter, write_letter
-from fpld.engines.flower.journal import note
+from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger
 from fpld.errors import ProtocolError
 from fpld.federation import jobs
-from fpld.federation.keep import ALONE, OWN
+from fpld.federation.log import listen
+from fpld.federation.own import own_losses
 from fpld.federation.part import Part
 from fpld.federation.texts import node_text
 from fpld.federation.work import Place, work
+from fpld.pace import Subject, working_on
 from fpld.protocol.asking import is_ask
 from fpld.protocol.messages import digest
-from fpld.storage.arrays import dump_arrays, parse_arrays
+from fpld.storage.arrays import dump_arrays, parse_arrays, read_arrays
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from fpld.engines.flower.home import Home
     from fpld.protocol import Task
@@ -73,7 +76,7 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
     ledger, session = Ledger(home.folder), str(order.body["session"])
     ledger.allow(home.terms, session, task)
     settle(home, order, files)
-    with RunFolder(order.place.folder).lock():
+    with RunFolder(order.place.folder).lock(), _told(home, task.plan.round):
         frame = work(order.part, order.place, serial, key=order.key)
     if not is_ask(frame):
         ledger.enter(session, task, len(frame))
@@ -89,21 +92,32 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
     settle(home, order, files)
     part, place = order.part, order.place
     write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
-    loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
-    _compare(home, order, loss)
+    with _told(home, 0):
+        loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
+        own = _compare(home, order, loss)
     arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
     answer = {"kind": "evaluated", "round": order.body.get("round"), "loss": loss}
+    if home.terms.show_own_loss:
+        answer |= own
     return write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
 
 
-def _compare(home: Home, order: Order, loss: float) -> None:
-    """Tell the site, in its log, what the student is worth to it beside its own models."""
-    folder, said = order.place.folder, [f"the student {loss:.4f}"]
-    for file, what in ((OWN, "this node's own model of this round"), (ALONE, "its model without the federation")):
-        if (folder / file).exists():
-            (found,) = jobs.evaluate(folder / file, None, folder / HELDOUT, order.part.length)
-            said.append(f"{what} {found:.4f}")
+@contextmanager
+def _told(home: Home, round: int) -> Iterator[None]:
+    """Say in the site's log how far its work is, every few seconds."""
+    with listen(Journal(home.folder, own=True)), working_on(Subject(round=round, model=home.terms.name)):
+        yield
+
+
+def _compare(home: Home, order: Order, loss: float) -> dict[str, float | None]:
+    """Tell the site, in its log, what the student is worth to it beside its own models; return what these have."""
+    text, said = read_arrays(order.place.folder / HELDOUT)[0]["0"], [f"the student {loss:.4f}"]
+    own = own_losses(order.place.folder, text, order.part.length)
+    for name, what in (("own", "this node's own model of this round"), ("alone", "its model without the federation")):
+        if own[name] is not None:
+            said.append(f"{what} {own[name]:.4f}")
     note(home.folder, f"nats per token on the held-out text of {home.terms.name}: {', '.join(said)}")
+    return own
 
 
 def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:

@@ -43,6 +43,7 @@ ca = "ca.pem"
 # most_total_bytes = 10000000   # the most that all frames together may hold, over all runs ever (ledger.jsonl)
 # most_rounds = 20              # the most rounds that are ever answered
 # codecs = ["predictive"]       # the codecs that may be asked for
+# show_own_loss = true          # tell the aggregator the loss of this site's own models too, for the report
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
 
@@ -57,6 +58,7 @@ class Terms(Section):
     most_total_bytes: Count | None = None
     most_rounds: Count | None = None
     codecs: list[str] | None = None
+    show_own_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True)

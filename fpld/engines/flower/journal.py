@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +33,16 @@ def note(folder: Path, text: str, **more: bool) -> None:
 
 
 class Journal(logging.Handler):
-    """Add what is logged to a folder's log."""
+    """Add what is logged to a folder's log: by all threads, or only by the one that makes the journal."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, own: bool = False) -> None:
         super().__init__(logging.INFO)
-        self._folder = folder
+        self._folder, self._thread = folder, threading.get_ident() if own else None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Add a record's line."""
+        if self._thread is not None and record.thread != self._thread:
+            return
         note(self._folder, record.getMessage(), **(RESULT if hasattr(record, "result") else {}))
 
 

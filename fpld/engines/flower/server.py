@@ -25,6 +25,7 @@ from fpld.federation.log import listen
 from fpld.federation.prepare import prepare_public
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
+from fpld.federation.watch import watch
 from fpld.seeds import derive_key
 from fpld.storage.folder import RunFolder
 
@@ -60,7 +61,7 @@ def server_app(
 def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
     """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
     store = RunFolder(out)
-    with store.lock(), Status(store) as status, listen(Journal(store.path)):
+    with store.lock(), Status(store) as status, listen(Journal(store.path)), watch(store):
         status.say("preparing")
         claim(store, text, resume=store.has("config.toml"))
         public = prepare_public(config, store)

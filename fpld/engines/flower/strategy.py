@@ -30,6 +30,7 @@ from fpld.engines.flower.payload import (
 )
 from fpld.errors import FpldError, ProtocolError, StorageError
 from fpld.federation.engine import Absence, Heldout, Refusal
+from fpld.federation.own import write_own
 from fpld.protocol.messages import digest
 from fpld.storage.arrays import dump_arrays
 
@@ -70,6 +71,7 @@ class ProbeLogitDistillation(Strategy):
         self._grid: Grid | None = None
         self._everyone = True
         self._holds: dict[int, str] = {}
+        self._own: list[dict[str, float | None]] = [{"own": None, "alone": None} for _ in parts]
 
     @property
     def _deadline(self) -> float | None:
@@ -212,12 +214,15 @@ class ProbeLogitDistillation(Strategy):
                 letter = Letter.parse(unpack(reply.content, "letter", LETTER))
                 found = Evaluated.parse(letter.check(self._keys.get(index, b""), "evaluated"), round=server_round)
                 losses[index] = found.loss
+                self._own[index] = {"own": found.own, "alone": found.alone}
                 tokens, size = tokens + found.tokens, size + found.bytes
                 self._holds[index] = student
             except FpldError as error:
                 self._forget(index)
                 refused.append(Refusal(names[index], f"did not evaluate the student: {printable(error)}"))
                 log.warning("%s %s", *refused[-1])
+        if any(each["own"] is not None for each in self._own):  # sites that permit it
+            write_own(self.federation.setup.run, names, self._own)
         line = self.federation.finish(Heldout(losses, size / tokens if tokens else None, refused))
         loss = line["heldout_loss"]
         known = {"kl": line["kl"], "gain": line["gain"], "heldout_loss": loss}

@@ -15,6 +15,7 @@ from fpld.federation.bases import base_file
 from fpld.federation.keep import OWN
 from fpld.federation.prepare import prepare
 from fpld.federation.result import federation_row, measured_row
+from fpld.pace import Subject, run_on
 from fpld.seeds import derive_seed
 from fpld.storage.folder import HELDOUT, text_file
 
@@ -61,11 +62,13 @@ class Bench(NamedTuple):
         """Fine-tune a node's model on the node's text."""
         base = self.run.path / base_file(self.config, index)
         texts = [self.run.path / text_file(index)]
-        return self.pool.submit(jobs.finetune, base, state, texts, steps, seed, rate)
+        subject = Subject("baseline", model=self.config.nodes[index].name)
+        return self.pool.submit(run_on, subject, jobs.finetune, base, state, texts, steps, seed, rate)
 
     def evaluate(self, state: Arrays | None, index: int | None = None) -> Future[Any]:
         """Evaluate a model on all nodes' held-out texts."""
-        return self.pool.submit(jobs.evaluate, *evaluation(self.config, self.run, state, index))
+        arguments = evaluation(self.config, self.run, state, index)
+        return self.pool.submit(run_on, Subject("baseline"), jobs.evaluate, *arguments)
 
     def row(self, method: str, losses: Future[Any], uplink_bytes: int = 0, downlink_bytes: int = 0) -> Row:
         """Return a row of the table."""
@@ -99,6 +102,8 @@ def pooled(bench: Bench) -> list[Row]:
     log.info("baseline: all text pooled")
     config, run = bench.config, bench.run
     state = bench.pool.submit(
+        run_on,
+        Subject("baseline", model="pooled"),
         jobs.finetune,
         run.path / base_file(config, None),
         None,
@@ -118,7 +123,9 @@ def ensemble(bench: Bench) -> list[Row]:
     """
     config, run = bench.config, bench.run
     bases = [run.path / base_file(config, index) for index in range(len(config.nodes))]
-    losses = bench.pool.submit(jobs.evaluate_mixture, bases, bench.models(), run.path / HELDOUT, config.probe.length)
+    subject, heldout = Subject("baseline", model="ensemble"), run.path / HELDOUT
+    models, length = bench.models(), config.probe.length
+    losses = bench.pool.submit(run_on, subject, jobs.evaluate_mixture, bases, models, heldout, length)
     return [bench.row("ensemble", losses)]
 
 

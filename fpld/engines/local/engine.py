@@ -13,6 +13,7 @@ from fpld.federation.engine import Absence, Heldout
 from fpld.federation.federation import Federation
 from fpld.federation.part import parts
 from fpld.federation.work import Place
+from fpld.pace import Subject, run_on
 from fpld.storage.folder import HELDOUT, text_file
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class LocalEngine:
     def _submit(self, node: int, task: Task) -> Future[bytes]:
         data = task.to_bytes()
         self._federation.carried(node, len(data))
-        return self._setup.pool.submit(jobs.node_round, self.parts[node], self.place(node), data)
+        subject = Subject(self._federation.name, task.plan.round, self._federation.names[node])
+        return self._setup.pool.submit(run_on, subject, jobs.node_round, self.parts[node], self.place(node), data)
 
     def _late(self, node: int, future: Future[bytes]) -> None:
         """Take a frame that came after the deadline: refused and recorded, unless the round is still open."""
@@ -80,7 +82,8 @@ class LocalEngine:
     def evaluate(self, student: Arrays) -> Heldout:
         """Evaluate the student on the held-out text of all nodes, in one job."""
         arguments = evaluation(self._setup.config, self._setup.run, student)
-        losses = self._setup.pool.submit(jobs.evaluate, *arguments).result()
+        subject = Subject(self._federation.name, self._federation.aggregator.round, "student")
+        losses = self._setup.pool.submit(run_on, subject, jobs.evaluate, *arguments).result()
         return Heldout(losses, self._bytes_per_token)
 
 

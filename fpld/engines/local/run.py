@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from fpld.engines.local.baselines import Bench, base
 from fpld.engines.local.engine import federate
 from fpld.engines.pool import Counting, Lanes, make_pool
+from fpld.federation import jobs
 from fpld.federation.claim import claim
+from fpld.federation.own import write_own
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
+from fpld.federation.watch import watch
 from fpld.registry import baselines, codecs
-from fpld.storage.folder import RunFolder
+from fpld.storage.folder import HELDOUT, RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
     """Run all of a configuration into a folder; return the table's rows. What goes on is logged."""
     store = RunFolder(out)
-    with store.lock(), Status(store) as status:
+    with store.lock(), Status(store) as status, watch(store):
         claim(store, text, resume)
         status.say("preparing")
         prepared = prepare(config, store)
@@ -42,8 +45,11 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             others = [threads.submit(_baseline, name, bench) for name in config.baselines.methods]
             rows = base(bench)
             federation = main.result()
+            nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
+            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length)
             for future in others:
                 rows += future.result()
+            write_own(store, federation.names, own.result())
         return finish_run(federation, rows)
 
 
@@ -61,7 +67,7 @@ def jobs_in(config: Config) -> int:
         "float32": federation,
     }
     # Nobody knows how many jobs a baseline from outside submits.
-    return 1 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
+    return 2 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
 
 
 def _baseline(name: str, bench: Bench) -> list[Row]:

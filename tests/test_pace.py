@@ -1,0 +1,100 @@
+"""What long loops say: lines every few seconds, points of curves, from worker processes too; and no result changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from fpld import pace
+from fpld.cli import main
+from fpld.engines.pool import make_pool
+from fpld.federation.watch import CURVES, NOW, watch
+from fpld.pace import Pace, Subject, run_on, working_on
+from fpld.storage.folder import RunFolder
+from fpld.students.ngram import NGram, NGramConfig
+from tests.federation.conftest import config_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["config_file"]
+
+
+def loop(steps: int) -> None:
+    """Take steps with losses 1, 2, 3, ..."""
+    counted = Pace("training", steps, tokens=8)
+    for step in range(steps):
+        counted.add(loss=float(step + 1))
+
+
+def train() -> dict[str, np.ndarray]:
+    student = NGram(NGramConfig(vocab=4, buckets=16))
+    student.finetune(np.tile(np.arange(4, dtype=np.int32), 50), steps=30, seed=0)
+    return student.state()
+
+
+def points(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / CURVES).read_text().splitlines()]
+
+
+def test_a_line_says_step_loss_speed_and_time_left(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(np.arange(0.0, 1000.0, 0.5).tolist())
+    monkeypatch.setattr(pace, "monotonic", lambda: next(clock))
+    with caplog.at_level(logging.INFO, "fpld"), working_on(Subject("fpld", 2, "north")):
+        loop(40)
+    first = caplog.records[0]
+    assert first.getMessage().startswith("fpld, round 2, north: training, step 6 of 40, loss 6.0000, ")
+    assert first.getMessage().endswith(" left")
+    said = vars(first)["pace"]
+    assert said["tokens_per_second"] == pytest.approx(8 * 6 / (said["left"] / (40 / 6 - 1)))
+    assert 3 < len(caplog.records) < 10  # every few seconds of this clock, and not at every step
+
+
+@pytest.mark.parametrize("steps", [1, 7, 100, 101, 5003])
+def test_a_curve_has_at_most_a_hundred_points_and_loses_no_step(steps: int, tmp_path: Path) -> None:
+    with watch(RunFolder(tmp_path)):
+        loop(steps)
+    found = points(tmp_path)
+    assert len(found) == min(steps, 100)
+    assert found[-1]["step"] == steps
+    ends = [0, *(int(str(point["step"])) for point in found)]
+    means = [(a + 1 + b) / 2 for a, b in pairwise(ends)]  # of the losses between two points
+    assert [point["loss"] for point in found] == means
+
+
+def test_worker_processes_tell_and_results_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = train()
+    with watch(RunFolder(tmp_path)), make_pool(1) as pool:
+        there = pool.submit(run_on, Subject("fpld", 1, "north"), train).result()
+        pool.submit(logging.getLogger("fpld.test").warning, "from a worker").result()
+    assert all(np.array_equal(alone[name], there[name]) for name in alone)
+    assert [point["step"] for point in points(tmp_path)] == list(range(1, 31))
+    assert {point["model"] for point in points(tmp_path)} == {"north"}
+    monkeypatch.setattr(pace, "EVERY", 0.0)
+    with watch(RunFolder(tmp_path)):
+        here = run_on(Subject("fpld", 2, "east"), train)
+    assert all(np.array_equal(alone[name], here[name]) for name in alone)
+    (last,) = json.loads((tmp_path / NOW).read_text())["loops"]
+    assert (last["model"], last["done"], last["total"], last["left"]) == ("east", 30, 30, 0.0)
+
+
+def test_a_disk_that_refuses_stops_no_training(tmp_path: Path) -> None:
+    with watch(RunFolder(tmp_path / "missing")):
+        loop(3)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_run_leaves_the_curves_of_base_nodes_and_student(config_file: Path, tmp_path: Path) -> None:
+    assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
+    found = {(p["method"], p["round"], p["model"], p["what"]) for p in points(tmp_path / "out")}
+    assert ("", 0, "base-0", "training") in found
+    for number in (1, 2, 3):
+        assert ("fpld", number, "student", "distillation") in found
+        assert {("fpld", number, name, "training") for name in ("north", "east", "south")} <= found
