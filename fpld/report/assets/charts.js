@@ -83,6 +83,7 @@ const fpldCharts = (() => {
     });
     const legend = Plot.legend({ color: { type: "categorical", domain: names, range: names.map(colour) }, style: { fontSize: "12px" } });
     box.replaceChildren(legend, plot);
+    for (const part of plot.querySelectorAll("g[aria-label]")) part.setAttribute("role", "group"); // a label needs a role
     for (const labels of plot.querySelectorAll("[aria-label$='tick label']")) thin([...labels.querySelectorAll("text")]);
   }
 
