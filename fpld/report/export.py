@@ -68,7 +68,7 @@ def to_tensorboard(run: Run, folder: Path) -> list[Path]:
                     writer.add_scalar(f"{name}/{row['node']}", row[name], row["round"])
         for (method, model, what), points in run.curves.items():
             for point in points:
-                tag = "/".join(filter(None, (what, method, model, f"round {point.round}" if point.round else "")))
+                tag = "/".join(filter(None, (what, method, model, f"round_{point.round}" if point.round else "")))
                 writer.add_scalar(tag, point.loss, point.step)
     return sorted(set(place.glob("events.*")) - before)
 

@@ -201,7 +201,10 @@ def test_resume_goes_on_and_a_finished_run_stays(
         ([("order = 2", "order = 0")], "student.order: must be an integer of at least 1, got 0"),
         ([('source = "public"', 'source = "nowhere"')], "a path that exists, got 'nowhere'"),
         ([("[engine]", "[budget]\ntotal = 90.0\n\n[engine]")], "the sum of the caps"),
-        ([("[engine]", '[combine]\nrule = "wish"\n\n[engine]')], "combine.rule: rule must be one of mean, median"),
+        (
+            [("[engine]", '[combine]\nrule = "wish"\n\n[engine]')],
+            "combine.rule: rule must be one of geometric, guarded, mean, median",
+        ),
         ([("rounds = 3", "rounds = 3\nquorum = 4")], "run.quorum must be at most the number of nodes, 3"),
         ([("rounds = 3", "rounds = ")], "must be TOML"),
     ],

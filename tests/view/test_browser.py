@@ -231,7 +231,8 @@ def test_a_slider_changes_the_bars(watched: Watched, finished: Path) -> None:
         assert page.get_by_role("slider", name="deadline").count() == 0  # no node of this run has a link
         for label, key in (("total, of what", "PageDown"), ("north", "ArrowUp")):
             before, loss = bars(page, "Bits for each site"), promised.inner_text()
-            assert len(before) == 3  # policies that share it out alike are not drawn twice
+            assert before  # a bar for each site and policy; policies that share it out alike are not drawn twice
+            assert len(before) % 3 == 0
             slider = page.get_by_role("slider", name=label)
             value = slider.input_value()
             slider.focus()

@@ -124,18 +124,20 @@ def test_assets_are_only_those_listed(local: Served, path: str) -> None:
 def test_plans(local: Served) -> None:
     start = ask(local, "/api/planner?run=toy").json()
     assert [site["name"] for site in start["sites"]] == ["north", "east", "south"]
-    links = ",".join(str(site["rate"]) for site in start["sites"])
+    links = ",".join(str(site["limit"]) for site in start["sites"])
     query = {"run": "toy", "links": links, "deadline": start["deadline"], "total": 0.5}
     first = ask(local, f"/api/plan?{urlencode(query)}").json()["body"]
     more = ask(local, f"/api/plan?{urlencode({**query, 'total': 1})}").json()["body"]
     assert "Bits for each site" in first
     assert first != more
-    few = ask(local, f"/api/plan?{urlencode({**query, 'deadline': 0.01})}").json()["body"]
-    assert "feasible is a deadline of at least" in few
     for nonsense in ({"links": "1"}, {"total": 7}, {"deadline": "nan"}, {"deadline": -1}, {"links": "-1,2,3"}):
         assert "No such plan" in ask(local, f"/api/plan?{urlencode({**query, **nonsense})}").json()["body"]
     assert ask(local, "/api/plan?links=x").status == 400
-    assert len(ask(local, "/api/planner").json()["sites"]) == 4  # without a run, an example
+    example = ask(local, "/api/planner").json()  # without a run; its sites have links
+    assert [site["unit"] for site in example["sites"]] == ["bit/s"] * 4
+    links = ",".join(str(site["limit"]) for site in example["sites"])
+    few = ask(local, f"/api/plan?{urlencode({'links': links, 'deadline': 0.01, 'total': 0.5})}").json()["body"]
+    assert "feasible is a deadline of at least" in few
 
 
 def test_another_address_asks_for_a_token(finished: Path) -> None:

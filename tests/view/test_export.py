@@ -63,7 +63,7 @@ def test_tensorboard_holds_the_scalars(finished: Path, tmp_path: Path, capsys: p
     for line in read_run(finished).trace:
         assert found["round/heldout_loss", line.round] == pytest.approx(line.heldout_loss)
         assert found["round/gain", line.round] == pytest.approx(line.gain)
-        assert ("training/fpld/north/round 1", 25) in found
+        assert ("training/fpld/north/round_1", 25) in found
         assert found["bits_sent/north", line.round] == pytest.approx(line.bits_sent[0])
 
 
