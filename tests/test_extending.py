@@ -109,6 +109,7 @@ def test_a_run_follows_the_estimator(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert np.ptp(roots) > 0
 
 
+@pytest.mark.slow
 def test_all_five_installed_run_with_worker_processes(tmp_path: Path) -> None:
     """A package with entry points, as others install one, found by the command and by its workers."""
     package = tmp_path / "site"

@@ -103,6 +103,7 @@ def test_labels_are_right_on_average(pair: str, tau: float) -> None:
     assert stated == pytest.approx(true, rel=0.15, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_tiny_probabilities_are_right_on_average() -> None:
     """20,000 tokens of 2e-6 that the prior has at e^-40: their sum, which is Poisson; false-alarm rate 1e-4."""
     vocab, contexts, tau = 20_000, 400, 0.5

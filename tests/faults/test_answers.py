@@ -85,6 +85,7 @@ def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
     return changed
 
 
+@pytest.mark.slow
 def test_wrong_evaluations_are_refusals_and_the_result_can_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,6 +55,7 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_state_is_found(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
     write_kept(path, ARRAYS, {"round": 3}, run="this")

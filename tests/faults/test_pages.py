@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import pytest
+
 from fpld.web import server
 from fpld.web.state import Runs
 from tests.view.conftest import finished, serve
@@ -41,6 +43,7 @@ def run_folder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_half_open_connections_are_closed_and_others_are_served(finished: Path) -> None:
     with serve(finished.parent) as served:
         place = urlsplit(served.url)
@@ -55,6 +58,7 @@ def test_half_open_connections_are_closed_and_others_are_served(finished: Path) 
         assert ask(served, "/api/runs").status == 200
 
 
+@pytest.mark.slow
 def test_guessing_is_slow_however_many_guess(tmp_path: Path) -> None:
     form = {"Content_Type": "application/x-www-form-urlencoded"}
     with serve(run_folder(tmp_path / "runs/one").parent, FPLD_TOKEN="the right token!") as served:  # noqa: S106

@@ -244,6 +244,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ngram", "transformer"])
 def test_nothing_of_the_size_of_contexts_times_vocabulary_is_held(kind: str) -> None:
     """m x V would be 640 MB in float32."""

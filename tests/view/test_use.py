@@ -142,6 +142,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_lora_is_merged_or_exported_as_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_llama(tmp_path / "model", 300, text=" ".join(WORDS.values()))
     student = f'kind = "huggingface"\npath = {json.dumps(str(model))}\nlora = 2\nlength = 16\nrate = 0.02'
