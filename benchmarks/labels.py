@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-MEGABYTES = (0.5, 1.5, 4.0, 10.0)
+MEGABYTES = (0.5, 2.0, 10.0)
 BITS = {"predictive": 0.27, "uniform": 1.5}  # per coordinate
-STEPS, RATE = 1000, 1.5e-3
+STEPS, RATE = 600, 1.5e-3
 LEAST_CONTEXTS, NODES, VOCAB = 2000, 5, 1024
 
 
