@@ -99,7 +99,7 @@ def measure(case: Case) -> Row:
     texts, _ = read_arrays(case.run / HELDOUT)
     loss = float(np.mean(heldout_losses(student, [texts[str(node)] for node in range(nodes)], length)))
     return {
-        "seed": seed,
+        "run": case.run.name,
         "codec": case.codec,
         "uplink_bytes": sent,
         "contexts": sequences.size,
@@ -169,7 +169,7 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for row in pool.map(measure, cases):
             rows.append(row)
-            print(", ".join(f"{name} {value:.5g}" if name != "codec" else str(value) for name, value in row.items()))
+            print(", ".join(f"{name} {value:.5g}" if isinstance(value, float | int) else str(value) for name, value in row.items()))
             write_csv(arguments.out / "labels.csv", rows)
     save_figure(partial(draw, rows), arguments.out / "labels", (7.0, 4.2))
 
