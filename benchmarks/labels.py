@@ -169,7 +169,7 @@ def main() -> None:
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for row in pool.map(measure, cases):
             rows.append(row)
-            print(", ".join(f"{name} {value:.5g}" if isinstance(value, float | int) else str(value) for name, value in row.items()))
+            print(row)
             write_csv(arguments.out / "labels.csv", rows)
     save_figure(partial(draw, rows), arguments.out / "labels", (7.0, 4.2))
 
