@@ -1,7 +1,8 @@
 """How far a long loop is: a line in the log every few seconds, and points of a training's curve.
 
-A line is a record at level INFO with the numbers as `pace`. A point is a record of the logger `POINTS`, which only
-those who ask for it hear, with the numbers as `point`. No result depends on them.
+A line is a record at level INFO with the numbers as `pace`. It says what is worked on (`working_on`) and what comes
+next (`before`), where whoever began the loop has told. A point is a record of the logger `POINTS`, which only those who
+ask for it hear, with the numbers as `point`. No result depends on them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Subject:
 
 
 _subject: ContextVar[Subject] = ContextVar("subject", default=Subject())  # noqa: B039  # it is frozen
+_next: ContextVar[str] = ContextVar("next", default="")
 
 
 @contextmanager
@@ -53,6 +55,16 @@ def working_on(subject: Subject) -> Iterator[None]:
         yield
     finally:
         _subject.reset(token)
+
+
+@contextmanager
+def before(following: str) -> Iterator[None]:
+    """Say what comes after the loops in this context."""
+    token = _next.set(following)
+    try:
+        yield
+    finally:
+        _next.reset(token)
 
 
 def run_on(subject: Subject, job: Callable[..., Result], *arguments: Any) -> Result:
@@ -99,7 +111,7 @@ class Pace:
             points.debug("%s", found, extra={"point": found})
 
     def _line(self) -> None:
-        subject, seconds = _subject.get(), monotonic() - self._started
+        subject, following, seconds = _subject.get(), _next.get(), monotonic() - self._started
         loss = self._losses[-1] if self._mean is None and self._losses else self._mean
         speed, left = self._tokens * self.done / seconds, seconds * max(self.total / self.done - 1, 0.0)
         parts = [
@@ -111,7 +123,9 @@ class Pace:
         ]
         found = {"what": self._what, "unit": self._unit, "done": self.done, "total": self.total, "loss": loss}
         found |= {**asdict(subject), "tokens_per_second": speed or None, "left": left}
-        log.info("%s", ", ".join(filter(None, parts)), extra={"pace": found})
+        found["next"] = following
+        said = ", ".join(filter(None, parts)) + (f"; next: {following}" if following else "")
+        log.info("%s", said, extra={"pace": found})
 
 
 def show_seconds(seconds: float) -> str:

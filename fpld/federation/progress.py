@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 FILE = "progress.json"
 _LAPS = {"collecting": "local", "combining": "combine", "distilling": "distill", "evaluating": "evaluate"}
 
-NEXT = {
-    "collecting": "combining", "combining": "distilling", "distilling": "evaluating", "evaluating": "the next round",
-}  # fmt: skip
-"""What follows each phase of a round."""
+_NEXT = {"collecting": "combining", "combining": "distilling", "distilling": "evaluating"}
+
+
+def next_phase(phase: str, round: int, rounds: int) -> str:
+    """Return what follows a phase of a round.
+
+    >>> next_phase("evaluating", 1, 2), next_phase("evaluating", 2, 2)
+    ('round 2', 'the result')
+    """
+    return _NEXT.get(phase) or (f"round {round + 1}" if round < rounds else "the result")
 
 
 class Progress:

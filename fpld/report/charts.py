@@ -134,9 +134,10 @@ def distillation_by_round(run: Run) -> Chart:
         series=[Series(what, "line", _rounds(run), values)],
         caption=(
             "Sampled labels are right on average and not one by one, so there is no KL to them: what counts is by how "
-            "much the student's cross entropy to them fell."
+            "much the student's cross entropy to them fell. The paper's bounds are not about such labels: there is no "
+            "bracket."
             if gained
-            else ""
+            else "Measured on the probe set, so it holds without conditions; the bits' own cost is not in it."
         ),
     )
 
@@ -158,11 +159,28 @@ def bandwidth_by_round(run: Run) -> Chart | None:
         y=Axis("KL (nats)", "log"),
         series=[Series("what quantization adds: between the bounds", "band", _rounds(run), upper, lower)],
         caption=(
-            "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "
-            "(ND) hold; exact logits never leave the nodes, so no one knows it more closely. With stratified dither "
-            "nodes that agree go below the band."
+            "By Theorems 2 and 4 at the noise that was decoded; exact logits never leave the nodes, so no one knows "
+            f"more closely what the bits cost. {_held(run)}"
         ),
     )
+
+
+def _held(run: Run) -> str:
+    """Say in which rounds the conditions of the bounds hold."""
+    said = []
+    for names, which in ((("SE",), "upper"), (("SE'", "ND"), "lower")):
+        known = [line for line in run.trace if line.conditions is not None]
+        failed = [line.round for line in known if not all((line.conditions or {}).get(name, False) for name in names)]
+        conditions = " and ".join(f"({name})" for name in names)
+        if known and not failed:
+            said.append(f"{conditions} held in every round: the {which} bound is one.")
+        elif known:
+            rounds = "every round" if len(failed) == len(known) else f"rounds {', '.join(map(str, failed))}"
+            said.append(f"{conditions} failed in {rounds}: there the {which} line is an estimate and no bound.")
+    codec = run.settings.get("codec")
+    if len(run.nodes) > 1 and not (isinstance(codec, dict) and codec.get("dither") == "independent"):
+        said.append("With stratified dither nodes that agree go below the band.")
+    return " ".join(said)
 
 
 def bits_by_node(run: Run) -> Chart:

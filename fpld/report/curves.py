@@ -52,6 +52,7 @@ class Loop(_Read):
     time: float
     loss: float | None = None
     tokens_per_second: float | None = None
+    next: Short = ""
 
     @property
     def show_left(self) -> str:

@@ -168,6 +168,15 @@ def allocation_rows(run: Run) -> list[Row]:
     ]
 
 
+def sample_rows(run: Run) -> list[Row]:
+    """Return what the student of each round has written, the last round first."""
+    return [
+        {"round": line.round, "prompt": sample.prompt, "the student goes on": sample.text}
+        for line in reversed(run.trace)
+        for sample in line.samples
+    ]
+
+
 def incident_rows(run: Run) -> list[Row]:
     """Return refused frames and absent nodes, with the reasons."""
     return [

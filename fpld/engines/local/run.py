@@ -56,7 +56,8 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
 def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
-    federation = rounds * (nodes + 2 + codecs.get(config.codec.name).traits.prior)
+    plain = rounds * (nodes + 2)
+    federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.samples > 0))
     averaging = sum(1 + nodes * count for count in config.baselines.rounds or [rounds])
     each = {
         "alone": nodes if rounds == 1 else 2 * nodes,
@@ -64,7 +65,7 @@ def jobs_in(config: Config) -> int:
         "fedavg": averaging,
         "fedavg-1bit": averaging,
         "ensemble": 1,
-        "float32": federation,
+        "float32": plain,
     }
     # Nobody knows how many jobs a baseline from outside submits.
     return 2 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
