@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from fpld import pace
 from fpld.cli import main
 from fpld.engines.pool import make_pool
 from fpld.federation.watch import CURVES, NOW, watch
-from fpld.pace import Pace, Subject, before, run_on, working_on
+from fpld.pace import Pace, Subject, before, lasting, run_on, working_on
 from fpld.storage.folder import RunFolder
 from fpld.students.ngram import NGram, NGramConfig
 from tests.federation.conftest import config_file
@@ -56,6 +57,20 @@ def test_a_line_says_step_loss_speed_time_left_and_what_is_next(
     assert said["tokens_per_second"] == pytest.approx(8 * 6 / (said["left"] / (40 / 6 - 1)))
     assert said["next"] == "coding"
     assert 3 < len(caplog.records) < 10  # every few seconds of this clock, and not at every step
+
+
+def test_what_cannot_be_counted_says_that_it_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "EVERY", 0.05)
+    with caplog.at_level(logging.INFO, "fpld"), working_on(Subject("fpld", 2)), before("distilling"):
+        with lasting("combining"):
+            time.sleep(0.2)
+        said = len(caplog.records)
+        time.sleep(0.2)
+    assert 1 <= said == len(caplog.records)  # and no more when it has ended
+    assert caplog.records[0].getMessage() == "fpld, round 2: combining, 0 s so far; next: distilling"
+    assert (vars(caplog.records[0])["pace"]["total"], vars(caplog.records[0])["pace"]["left"]) == (None, None)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 100, 101, 5003])

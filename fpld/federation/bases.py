@@ -46,7 +46,7 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
         options = student_options(config, index)
         student = make_student(options, vocab, derive_seed(config.run.seed, "base", name))
         log.info("%s: a %s of %s parameters, %s", name, student.kind, f"{student.parameters:,}", student.place)
-        student.check_tokenizer(load_tokenizer(store.path / "tokenizer.json"))
+        student.check_tokenizer(load_tokenizer(store.path / "tokenizer.json", vocab=vocab))
         if student.longest is not None and student.longest < config.probe.length:
             raise InputError(
                 f"student.length must be at least probe.length = {config.probe.length}, got {student.longest}"

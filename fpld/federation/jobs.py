@@ -83,10 +83,11 @@ def _written(blocks: Iterable[Block], file: BinaryIO) -> Iterator[Block]:
 
 def samples(base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int) -> list[dict[str, str]]:
     """Let a student go on from a few pieces of the public text: `fpld.federation.samples`."""
-    words = load_tokenizer(tokenizer)
+    student = open_student(base, state)
+    words = load_tokenizer(tokenizer, vocab=student.vocab)
     texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
     with before("noting them"):
-        return write_samples(open_student(base, state), words, texts, seed=seed)
+        return write_samples(student, words, texts, seed=seed)
 
 
 def finetune(

@@ -12,6 +12,7 @@ from fpld.errors import InputError
 from fpld.federation.bases import make_bases
 from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.texts import first_documents, read_corpus, write_texts
+from fpld.pace import before, lasting
 from fpld.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ def prepare(config: Config, store: RunFolder) -> Prepared:
     """Make everything that is not there yet, the nodes' texts too; a resumed run finds it there."""
     if not store.has("prepared.json"):
         log.info("reading texts")
-        documents = read_corpus(config)
-        write_texts(config, documents, _write_public(config, documents, store), store)
+        with before("the base model"), lasting("preparing texts, tokenizer and probe set"):
+            documents = read_corpus(config)
+            write_texts(config, documents, _write_public(config, documents, store), store)
     public, known = _read_public(config, store), store.read_json("prepared.json")
     size = known.get("bytes_per_token") if isinstance(known, dict) else None
     if not isinstance(size, float) or not 0 < size < math.inf:
@@ -61,15 +63,17 @@ def prepare_public(config: Config, store: RunFolder) -> Public:
     """Make what the aggregator needs when the nodes' texts are elsewhere: tokenizer, probe set, base models."""
     if not store.has(PROBE):
         log.info("reading the public text")
-        _write_public(config, read_corpus(config), store)
+        with before("the base model"), lasting("preparing texts, tokenizer and probe set"):
+            _write_public(config, read_corpus(config), store)
     return _read_public(config, store)
 
 
 def _write_public(config: Config, documents: list[Document], store: RunFolder) -> Tokenizer:
     """Make tokenizer and probe set of the public text; `probe.json` comes last and says that all is there."""
     public = _public_documents(config, documents)
-    tokenizer = _tokenizer(config, public)
-    tokenizer.save(store.path / "tokenizer.json")
+    made, file = _tokenizer(config, public), store.path / "tokenizer.json"
+    made.save(file)
+    tokenizer = data.load_tokenizer(file, vocab=made.vocab)  # what everyone else will read
     tokens = data.encode_documents(public, tokenizer)
     store.write_arrays(PUBLIC, {"tokens": tokens})
     data.ProbeSet.draw(

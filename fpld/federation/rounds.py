@@ -19,7 +19,7 @@ from fpld.federation.budgets import configured
 from fpld.federation.prior import drop_prior, round_prior
 from fpld.federation.probes import PROBE, PUBLIC, round_probe
 from fpld.federation.state import State
-from fpld.pace import Subject, run_on
+from fpld.pace import Subject, before, lasting, run_on, working_on
 from fpld.paper.theory.conditions import bracket_conditions
 from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
@@ -113,7 +113,8 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     """
     aggregator.close()
     phase("combining")
-    combined = aggregator.combine()
+    with working_on(Subject(setup.method, aggregator.round)), before("distilling"), lasting("combining"):
+        combined = aggregator.combine()
     _warn(aggregator, combined)
     phase("distilling")
     subject = Subject(setup.method, aggregator.round, "student")
