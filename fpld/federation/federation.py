@@ -98,6 +98,10 @@ class Federation:
         """Count bytes that were sent to a node in this round."""
         self._carried[node] += size
 
+    def worked(self, node: int, seconds: float) -> None:
+        """Add to the time for which a node was at work in this round, where the engine knows it."""
+        self._progress.worked(node, seconds)
+
     def again(self, node: int) -> Task:
         """Return a node's task with the blocks of the prior that it asked for."""
         return self.aggregator.again(node)

@@ -187,18 +187,25 @@ def bits_by_node(run: Run) -> Chart:
     """Draw what each node sent in each round."""
     kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
     series = [
-        Series(name, kind, _rounds(run), [_at(line.bits_sent, i) for line in run.trace])  # type: ignore[arg-type]
+        Series(
+            name,
+            kind,  # type: ignore[arg-type]
+            _rounds(run),
+            [_at(line.bits_sent, i) for line in run.trace],
+            limit=[_at(line.bits_allotted, i) for line in run.trace],
+        )
         for i, name in enumerate(run.nodes)
     ]
-    ends = ", ".join(f"{item.name} {item.y[-1]:.3g}" for item in series)
+    ends = ", ".join(f"{item.name} {item.y[-1]:.3g} of {item.limit[-1]:.3g}" for item in series)
     return Chart(
         name="bits-by-node",
-        title="Bits by node and round",
-        alt=f"Bits per coordinate that each node sent in each round; in the last: {ends}.",
+        title="Bits by node and round: sent, of what was allowed",
+        alt=f"Bits per coordinate that each node sent in each round, of what it was allotted; in the last: {ends}.",
         x=ROUND,
         y=Axis("bits per coordinate"),
         series=series,
-        caption="Nothing stands where a node did not answer.",
+        caption="Nothing stands where a node did not answer."
+        + (" The line across a bar is what the node was allotted." if kind == "bars" else ""),
     )
 
 
@@ -259,24 +266,33 @@ def seconds_by_phase(run: Run) -> Chart:
 
 
 def seconds_by_node(run: Run) -> Chart:
-    """Draw how long each node took to answer."""
+    """Draw how long each node was at work, or where only the node knows, how long it took to answer."""
     kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
     lines = [line for line in run.trace if line.answers]
+    known = all(line.work for line in lines)
     series = [
-        Series(name, kind, [line.round for line in lines], [_at(line.answers, i) for line in lines])  # type: ignore[arg-type]
+        Series(
+            name,
+            kind,  # type: ignore[arg-type]
+            [line.round for line in lines],
+            [_at(line.work if known else line.answers, i) for line in lines],
+        )
         for i, name in enumerate(run.nodes)
     ]
     slowest = max(series, key=lambda item: _largest(item.y))
+    what = "for which each node was at work" if known else "after which each node answered"
     return Chart(
         name="seconds-by-node",
-        title="Time to answer",
-        alt=(
-            "Seconds after which each node answered in each round; "
-            f"the slowest was {slowest.name}, {_largest(slowest.y):.3g} s."
-        ),
+        title="Time at work" if known else "Time to answer",
+        alt=f"Seconds {what} in each round; the most has {slowest.name}, {_largest(slowest.y):.3g} s.",
         x=ROUND,
         y=Axis("seconds", unit="s"),
         series=series,
+        caption=(
+            "From when a worker of this machine took the node's task: the wait for one is not in it."
+            if known
+            else "From when the round was opened, with the way there and back."
+        ),
     )
 
 

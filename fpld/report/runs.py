@@ -98,8 +98,16 @@ class Line(_Read):
     @property
     def answers(self) -> list[float | None]:
         """Return the seconds after which each node answered; empty if not recorded."""
-        found = self.seconds.get("nodes")
-        return found if isinstance(found, list) else []
+        return self._times("nodes")
+
+    @property
+    def work(self) -> list[float | None]:
+        """Return the seconds for which each node was at work, without its wait for a worker; empty if not recorded."""
+        return self._times("work")
+
+    def _times(self, name: str) -> list[float | None]:
+        found = self.seconds.get(name)
+        return found if isinstance(found, list) and any(value is not None for value in found) else []
 
 
 class NodeProgress(_Read):
@@ -195,6 +203,12 @@ class Run:
     def finished(self) -> bool:
         """Return whether the run wrote its result."""
         return bool(self.results)
+
+    def doing(self, node: str) -> str:
+        """Return what a node is at in the round in progress, where it says so; while it waits it says nothing."""
+        now = self.progress.round if self.progress else 0
+        said = (loop.what for loop in self.loops if (loop.method, loop.round, loop.model) == ("fpld", now, node))
+        return next(said, "no answer yet")
 
     @property
     def uplink(self) -> list[int]:

@@ -50,10 +50,11 @@ class LocalEngine:
             for future in done:
                 node = futures.pop(future)
                 try:
-                    frame = future.result()
+                    frame, seconds = future.result()
                 except Exception as error:  # whatever stops a node, the others go on
                     absent.append(Absence(names[node], "failed", str(error)))
                 else:
+                    self._federation.worked(node, seconds)
                     if deliver(node, frame).verdict == "asked":
                         futures[self._submit(node, self._federation.again(node))] = node
         for future, node in futures.items():
@@ -67,16 +68,16 @@ class LocalEngine:
         run = self._setup.run.path
         return Place(self._federation.store.path / f"nodes/{node}", run, run / text_file(node))
 
-    def _submit(self, node: int, task: Task) -> Future[bytes]:
+    def _submit(self, node: int, task: Task) -> Future[tuple[bytes, float]]:
         data = task.to_bytes()
         self._federation.carried(node, len(data))
         subject = Subject(self._federation.name, task.plan.round, self._federation.names[node])
-        return self._setup.pool.submit(run_on, subject, jobs.node_round, self.parts[node], self.place(node), data)
+        return self._setup.pool.submit(_timed, subject, jobs.node_round, self.parts[node], self.place(node), data)
 
-    def _late(self, node: int, future: Future[bytes]) -> None:
+    def _late(self, node: int, future: Future[tuple[bytes, float]]) -> None:
         """Take a frame that came after the deadline: refused and recorded, unless the round is still open."""
         if not future.cancelled() and future.exception() is None:
-            self._federation.aggregator.frame(node, future.result())
+            self._federation.aggregator.frame(node, future.result()[0])
         self.busy.discard(node)
 
     def evaluate(self, student: Arrays) -> Heldout:
@@ -85,6 +86,12 @@ class LocalEngine:
         subject = Subject(self._federation.name, self._federation.aggregator.round, "student")
         losses = self._setup.pool.submit(run_on, subject, jobs.evaluate, *arguments).result()
         return Heldout(losses, self._bytes_per_token)
+
+
+def _timed(subject: Subject, job: Callable[..., bytes], *arguments: Any) -> tuple[bytes, float]:
+    """Run a job that works on a subject; return its result and its seconds, those in a queue aside."""
+    started = time.monotonic()
+    return run_on(subject, job, *arguments), time.monotonic() - started
 
 
 def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:

@@ -41,6 +41,8 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             lanes = Lanes(Counting(workers, jobs_in(config)), config.engine.workers)
             # The federation waits for its slowest node and for distillation: baselines fill the gaps.
             main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0))
+            if config.engine.workers == 0:
+                main.exception()  # in one process nothing fills gaps: the federation first, baselines after
             bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, threading.Lock())
             others = [threads.submit(_baseline, name, bench) for name in config.baselines.methods]
             rows = base(bench)

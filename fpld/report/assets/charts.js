@@ -11,7 +11,7 @@ const fpldCharts = (() => {
   const exact = d3.format(".4~g");
 
   function rowsOf(series) {
-    return series.x.map((x, i) => ({ x, y: series.y[i], low: series.low[i], series: series.name }));
+    return series.x.map((x, i) => ({ x, y: series.y[i], low: series.low[i], limit: series.limit[i], series: series.name }));
   }
 
   // Ticks of a logarithmic axis: powers of ten over three decades or more, all digits over fewer, even steps within one.
@@ -68,6 +68,8 @@ const fpldCharts = (() => {
     const bars = spec.series.filter((series) => series.kind === "bars").flatMap(rowsOf);
     const stack = spec.series.filter((series) => series.kind === "stack").flatMap(rowsOf);
     if (bars.length) marks.push(Plot.barY(bars, { fx: "x", x: "series", y: "y", fill: (d) => colour(d.series), title, tip: true }));
+    const limits = bars.filter((row) => row.limit !== undefined);
+    if (limits.length) marks.push(Plot.tickY(limits, { fx: "x", x: "series", y: "limit", stroke: "currentColor", strokeWidth: 2 }));
     if (stack.length) marks.push(Plot.barY(stack, { x: "x", y: "y", fill: (d) => colour(d.series), title, tip: true }));
     if (bars.length || stack.length) marks.push(Plot.ruleY([0]));
     const values = (axis) => spec.series.filter((series) => axis !== "x" || series.kind !== "rule").flatMap((series) => series[axis]);
