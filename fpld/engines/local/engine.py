@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 
 class LocalEngine:
-    """Let the nodes of a federation work in its pool, each in its folder of the run."""
+    """Let the nodes of a federation work in its pool, each in its folder of the run.
 
-    def __init__(self, federation: Federation, bytes_per_token: float) -> None:
-        self._federation, self._bytes_per_token = federation, bytes_per_token
+    `last` is called when the pool has all tasks of the last round.
+    """
+
+    def __init__(self, federation: Federation, bytes_per_token: float, last: Callable[[], None] | None = None) -> None:
+        self._federation, self._bytes_per_token, self._last = federation, bytes_per_token, last
         self._setup = federation.setup
         self.parts = parts(self._setup.config)
         self.busy: set[int] = set()
@@ -41,6 +44,8 @@ class LocalEngine:
         absent = [Absence(names[node], "busy", "with an earlier round") for node in tasks if node in self.busy]
         # A node does one thing at a time.
         futures = {self._submit(node, task): node for node, task in tasks.items() if node not in self.busy}
+        if self._last is not None and self._federation.aggregator.round == self._setup.settings.rounds:
+            self._last()
         end = None if deadline is None else time.monotonic() + deadline
         while futures:
             left = None if end is None else max(end - time.monotonic(), 0.0)
@@ -99,10 +104,17 @@ def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int 
     return run.path / base_file(config, index), state, run.path / HELDOUT, config.probe.length
 
 
-def federate(config: Config, run: RunFolder, prepared: Prepared, name: str, pool: Executor) -> Federation:
-    """Make the rounds that are left of a federation, with its nodes on this machine."""
+def federate(
+    config: Config,
+    run: RunFolder,
+    prepared: Prepared,
+    name: str,
+    pool: Executor,
+    last: Callable[[], None] | None = None,
+) -> Federation:
+    """Make the rounds that are left of a federation, with its nodes on this machine; `last` as in `LocalEngine`."""
     federation = Federation(config, run, prepared, name, pool=pool)
-    engine = LocalEngine(federation, prepared.bytes_per_token)
+    engine = LocalEngine(federation, prepared.bytes_per_token, last)
     while not federation.done:
         federation.advance(engine)
     return federation
