@@ -14,7 +14,7 @@ Scale = Literal["linear", "log", "band"]
 Unit = Literal["", "B", "s"]
 
 COLOURS = (
-    "#4269d0", "#c27a00", "#e8563f", "#2f9447", "#a463f2", "#23918a", "#e0558f", "#a87350", "#5f8fdc", "#80858f",
+    "#4269d0", "#c27a00", "#e8563f", "#2f9447", "#a463f2", "#23918a", "#e0558f", "#a87350", "#8b8b00", "#80858f",
 )  # fmt: skip
 """The palette of every drawing: a contrast of at least 3:1 to the light and to the dark page."""
 _OWN = {"optimal": 0, "square-root": 0, "curves": 0, "uniform": 1, "inverse": 3, "this plan": 2}

@@ -62,7 +62,12 @@ def _training_chart(run: Run, what: str, title: str, label: str) -> Chart | None
         x=Axis("step, over all rounds"),
         y=Axis(label),
         series=series,
-        caption="A point is the mean since the last one. Each round starts from the student, so lines jump there.",
+        caption="A point is the mean since the last one. Each round starts from the student, so lines jump there."
+        + (
+            " Below zero: nearer to the target than the last student."
+            if any(min(item.y) < 0 for item in series)
+            else ""
+        ),
     )
 
 

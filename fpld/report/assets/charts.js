@@ -29,10 +29,16 @@ const fpldCharts = (() => {
     return name.length <= most || /^\d+$/.test(name) ? name : `${name.slice(0, most - 1)}…`;
   }
 
-  // Hide tick labels that would touch the one before.
+  // How round the number of a label is: 1, 10, 0.1 before 2 and 5, these before others; names are all alike.
+  function roundness(label) {
+    const digits = label.textContent.replace(/[^0-9]/g, "").replace(/^0+|0+$/g, "");
+    return digits === "1" ? 0 : digits === "2" || digits === "5" ? 1 : 2;
+  }
+
+  // Hide tick labels that would touch one that is rounder, or stands before.
   function thin(labels) {
     const kept = [];
-    for (const label of labels) {
+    for (const label of labels.sort((a, b) => roundness(a) - roundness(b))) {
       const box = label.getBoundingClientRect();
       const touches = (other) => box.left < other.right + 4 && other.left < box.right + 4 && box.top < other.bottom && other.top < box.bottom;
       if (box.width && kept.some(touches)) label.style.display = "none";
