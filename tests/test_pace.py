@@ -107,6 +107,7 @@ def test_a_disk_that_refuses_stops_no_training(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
+@pytest.mark.slow
 def test_every_loop_of_a_run_says_what_is_next(
     config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,6 +128,7 @@ def test_every_loop_of_a_run_says_what_is_next(
     } <= following
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_curves_of_base_nodes_and_student(config_file: Path, tmp_path: Path) -> None:
     assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
     found = {(p["method"], p["round"], p["model"], p["what"]) for p in points(tmp_path / "out")}

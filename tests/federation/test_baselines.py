@@ -78,6 +78,7 @@ def mixed(models: list[students.Student], text: Any) -> float:
     return float(-np.log(chances[np.arange(count), text[1 : count + 1]]).mean())
 
 
+@pytest.mark.slow
 def test_rounds_split_the_same_steps_and_share_their_first_round(
     config_file: Path, tmp_path: Path, trainings: list[int]
 ) -> None:
@@ -125,7 +126,8 @@ def test_the_second_lane_waits_for_its_turn_and_never_has_the_last_worker() -> N
     assert held[0].result(timeout=10)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_baselines_come_after_the_nodes_of_the_last_round(
     workers: int, config_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

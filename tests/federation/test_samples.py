@@ -26,6 +26,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_samples_change_no_result(config_file: Path, tmp_path: Path) -> None:
     text = config_file.read_text() + '\n[baselines]\nmethods = ["float32"]\n'
     for name, key in (("with", ""), ("without", "samples = 0")):
