@@ -136,8 +136,8 @@ def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] |
     if not run.samples:
         return None
     subject = Subject(setup.method, state.round, "student")
-    files = folder / "tokenizer.json", folder / PUBLIC
-    return setup.pool.submit(run_on, subject, jobs.samples, setup.base, state.student, *files, run.samples, run.seed)
+    asked = setup.base, state.student, folder / "tokenizer.json", folder / PUBLIC, run.samples, run.seed
+    return setup.pool.submit(run_on, subject, jobs.samples, *asked)
 
 
 def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
