@@ -1,4 +1,4 @@
-"""`python -m benchmarks.labels`: students at equal bytes, from runs with seeds of their own, in a table that is kept."""
+"""`python -m benchmarks.labels`: students at equal bytes from runs with seeds of their own, in a table that is kept."""
 
 from __future__ import annotations
 
