@@ -10,86 +10,18 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    ObjectTree,
-    PullObjectRequest,
-    PullObjectResponse,
-)
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.run import RunNotRunningException
-from flwr.superlink.grid.http_grid import HttpGrid
 
 from fpld.engines.flower import receive as receiving
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.payload import FRAME, pack, unpack
 from fpld.engines.flower.receive import SLACK, Asked, receive
+from tests.flower.link import NODE, Link, LinkedGrid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-NODE, MOST = 7, 1000
-
-
-class Link:
-    """A SuperLink's Runtime API at the end of a real HTTP client: it serves whatever nodes gave it."""
-
-    def __init__(self) -> None:
-        self.replies: dict[str, tuple[Message, ObjectTree]] = {}
-        self.objects: dict[str, bytes | None] = {}
-        self.pulled: list[str] = []
-        self.confirmed: list[str] = []
-        self.status = 200
-
-    def reply(self, to: str, message: Message, change: Callable[[bytes], bytes] = lambda content: content) -> None:
-        """Take a reply from a node; `change` is what the node makes of the pieces before they are named."""
-        for identity, item in get_all_nested_objects(message).items():
-            self.objects[identity] = change(item.deflate())
-        message.metadata.__dict__["_message_id"] = message.object_id
-        self.replies[to] = message, get_object_tree(message)
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        answer: Any
-        if request.url.path.endswith("pull-messages"):
-            (identity,) = PullAppMessagesRequest.FromString(request.content).message_ids
-            found = [self.replies.pop(identity)] if identity in self.replies else []
-            heads = [message_to_proto(remove_content_from_message(message)) for message, _ in found]
-            for head in heads:
-                head.metadata.reply_to_message_id = identity  # that much a SuperLink sees to
-            answer = PullAppMessagesResponse(messages_list=heads, message_object_trees=[tree for _, tree in found])
-        elif request.url.path.endswith("pull-object"):
-            identity = PullObjectRequest.FromString(request.content).object_id
-            content = self.objects.get(identity)
-            self.pulled.append(identity)
-            there = identity in self.objects
-            answer = PullObjectResponse(
-                object_found=there, object_available=bool(content), object_content=content or b""
-            )
-        else:
-            self.confirmed.append(ConfirmMessageReceivedRequest.FromString(request.content).message_object_id)
-            answer = ConfirmMessageReceivedResponse()
-        content = answer.SerializeToString()
-        return httpx.Response(self.status, content=content, headers={"content-length": str(len(content))})
-
-
-class NumberedGrid(HttpGrid):
-    """Flower's own Grid, connected to a `Link`; messages are taken without a word."""
-
-    def __init__(self, link: Link) -> None:
-        super().__init__("localhost:1", insecure=True, token="t")  # noqa: S106
-        client = self._runtime_client
-        client._client = httpx.Client(transport=httpx.MockTransport(link))
-
-    @property
-    def run(self) -> Any:
-        return type("Run", (), {"run_id": 1})
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return [message.metadata.message_id for message in messages]
+MOST = 1000
 
 
 def question(number: int = 0) -> Message:
@@ -103,7 +35,7 @@ def answer(frame: bytes, to: Message) -> Message:
 
 
 def received(link: Link, most: int = MOST) -> Message:
-    found = receive(NumberedGrid(link), Asked("question 0", NODE, most), threading.Event())
+    found = receive(LinkedGrid(link), Asked("question 0", NODE, most), threading.Event())
     assert found is not None
     return found
 
@@ -119,7 +51,7 @@ def reason(link: Link, most: int = MOST) -> str:
 
 def test_a_right_reply_comes_through_and_is_confirmed() -> None:
     link = Link()
-    assert receive(NumberedGrid(link), Asked("question 0", NODE, MOST), threading.Event()) is None
+    assert receive(LinkedGrid(link), Asked("question 0", NODE, MOST), threading.Event()) is None
     link.reply("question 0", answer(bytes(range(250)) * 4, question()))
     assert unpack(received(link).content, "frame", FRAME) == bytes(range(250)) * 4
     assert len(link.confirmed) == 1
@@ -130,7 +62,7 @@ def test_a_huge_reply_is_refused_before_it_is_read(size: int) -> None:
     """One piece of 100 MiB, or a few bytes too many: memory does not move, and the SuperLink may forget it."""
     link = Link()
     link.reply("question 0", answer(bytes(size), question()))
-    grid = NumberedGrid(link)
+    grid = LinkedGrid(link)
     answers = {identity: link.objects[identity] for identity in link.objects}
     assert max(len(content or b"") for content in answers.values()) > MOST
 
@@ -230,7 +162,7 @@ def test_a_slow_reply_holds_up_no_other_and_not_the_deadline() -> None:
     slow = link.replies["question 1"][1].object_id
     link.objects[slow] = None
     begun, found = time.monotonic(), []
-    for reply in exchange(NumberedGrid(link), [question(number) for number in range(4)], 1.5, [MOST] * 4):
+    for reply in exchange(LinkedGrid(link), [question(number) for number in range(4)], 1.5, [MOST] * 4):
         found.append(unpack(reply.content, "frame", FRAME))
         assert len(found) < 3 or time.monotonic() - begun < 1.4
     assert sorted(found) == [b"\x00", b"\x02", b"\x03"]
