@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld import students
@@ -136,8 +137,9 @@ def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] |
     if not run.samples:
         return None
     subject = Subject(setup.method, state.round, "student")
-    asked = setup.base, state.student, folder / "tokenizer.json", folder / PUBLIC, run.samples, run.seed
-    return setup.pool.submit(run_on, subject, jobs.samples, *asked)
+    files = folder / "tokenizer.json", folder / PUBLIC
+    write = partial(jobs.samples, setup.base, state.student, *files, run.samples, run.seed)
+    return setup.pool.submit(run_on, subject, write)
 
 
 def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
