@@ -14,6 +14,7 @@ from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.texts import first_documents, read_corpus, write_texts
 from fpld.pace import before, lasting
 from fpld.seeds import derive_seed
+from fpld.storage.seals import check_seals, is_sealed, seal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +48,8 @@ class Prepared(Public):
 
 def prepare(config: Config, store: RunFolder) -> Prepared:
     """Make everything that is not there yet, the nodes' texts too; a resumed run finds it there."""
-    if not store.has("prepared.json"):
+    check_seals(store)
+    if not is_sealed(store, "prepared.json"):
         log.info("reading texts")
         with before("the base model"), lasting("preparing texts, tokenizer and probe set"):
             documents = read_corpus(config)
@@ -61,7 +63,8 @@ def prepare(config: Config, store: RunFolder) -> Prepared:
 
 def prepare_public(config: Config, store: RunFolder) -> Public:
     """Make what the aggregator needs when the nodes' texts are elsewhere: tokenizer, probe set, base models."""
-    if not store.has(PROBE):
+    check_seals(store)
+    if not is_sealed(store, PROBE):
         log.info("reading the public text")
         with before("the base model"), lasting("preparing texts, tokenizer and probe set"):
             _write_public(config, read_corpus(config), store)
@@ -69,7 +72,7 @@ def prepare_public(config: Config, store: RunFolder) -> Public:
 
 
 def _write_public(config: Config, documents: list[Document], store: RunFolder) -> Tokenizer:
-    """Make tokenizer and probe set of the public text; `probe.json` comes last and says that all is there."""
+    """Make tokenizer and probe set of the public text."""
     public = _public_documents(config, documents)
     made, file = _tokenizer(config, public), store.path / "tokenizer.json"
     made.save(file)
@@ -83,6 +86,7 @@ def _write_public(config: Config, documents: list[Document], store: RunFolder) -
         tokenizer=tokenizer,
         seed=derive_seed(config.run.seed, "probe"),
     ).save(store.path / PROBE)
+    seal(store, "tokenizer.json", PUBLIC, PROBE)
     return tokenizer
 
 

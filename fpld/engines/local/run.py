@@ -19,6 +19,7 @@ from fpld.federation.status import Status
 from fpld.federation.watch import watch
 from fpld.registry import baselines, codecs
 from fpld.storage.folder import HELDOUT, RunFolder
+from fpld.storage.seals import is_sealed, seal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,9 +87,10 @@ def _baseline(name: str, bench: Bench, turn: threading.Event) -> list[Row]:
     if bench.federation.done() and bench.federation.exception() is not None:
         return []
     file, store = f"baseline-{name}.json", bench.run
-    if store.has(file):
+    if is_sealed(store, file):
         rows: list[Row] = store.read_json(file)
         return rows
     rows = baselines.get(name)(bench)
     store.write_json(file, rows)
+    seal(store, file)
     return rows
