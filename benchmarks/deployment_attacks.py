@@ -195,9 +195,10 @@ class Attacks:
         for number, name in enumerate(EVALUATE):
             self._judge(name, lines[number], "did not evaluate the student: ", trained=True)
         huge = list(TRAIN).index("a reply of 64 MiB")
-        grown = self.peaks.get(huge + 2, 0) - self.peaks.get(huge, 0)
-        held = 0 <= grown < HUGE >> 22
-        self.rows.append(Row("memory of the aggregator's process by then", f"peak grew by {grown} MiB", held))
+        before, after = self.peaks.get(huge), self.peaks.get(huge + 2)
+        held = before is not None and after is not None and after - before < HUGE >> 22
+        peaks = f"its peak was {before} MiB before the reply of 64 MiB and {after} MiB after those of the next round"
+        self.rows.append(Row("memory of the aggregator's process", peaks, held))
         said = self.machines.said("aggregator")
         named = "a node was turned away: '[2J ]0;owned south' is not a node of this federation" in said
         self.rows.append(Row(JOIN, "turned away; no escape sequence was printed", named and "\x1b" not in said))

@@ -386,7 +386,7 @@ def measured() -> list[str]:
     if "attacks" in found:
         parts += ["", ATTACKS, _ran(found["attacks"]), "| attack | what happened | |", "|---|---|---|"]
         parts += [
-            f"| {row['attack']} | {row['happened'].replace('|', '/')} | {'held' if row['held'] else '**FAILED**'} |"
+            f"| {row['attack']} | {row['happened'].replace('|', '/')} | {'held' if row['held'] else '**not held**'} |"
             for row in found["attacks"]["rows"]
         ]
     return parts
