@@ -43,6 +43,7 @@ def test_certs_and_init_node_make_files_that_fit_together(tmp_path: Path, capsys
     ]  # fmt: skip
     (tmp_path / "text").mkdir()
     (tmp_path / "text/note.txt").write_text("snow")
+    (tmp_path / "text/other.txt").write_text("ice")
     arguments = ["init-node", "a site", "--join", certs / "federation.toml", "--data", tmp_path / "text", "--out", home]
     assert rows(capsys, *arguments)[0]["public_keys"] == str(home / "a site.pub")
     node = NodeFile.read(home / "node.toml")
@@ -82,6 +83,8 @@ def test_errors_are_said_before_anything_starts(
     join = tmp_path / "certs/federation.toml"
     assert "NAME must be letters" in error("init-node", "../x", "--join", join, "--data", ".")
     assert "--data: nothing does not exist" in error("init-node", "x", "--join", join, "--data", "nothing")
+    (tmp_path / "one.txt").write_text("snow")
+    assert "at least two groups" in error("init-node", "x", "--join", join, "--data", tmp_path / "one.txt")
     assert "corpus" in error("init-node", "x", "--join", join, "--corpus", "none", "--out", out / "x")
     (tmp_path / "nodes/north/auth.key").unlink()
     assert "auth.key does not exist" in error("node", tmp_path / "nodes/north/node.toml")
@@ -110,6 +113,7 @@ def test_a_node_file_is_checked(deployment: Deployment) -> None:
         open_home(file)
 
 
+@pytest.mark.slow
 def test_the_example_is_an_app_that_flower_takes(tmp_path: Path) -> None:
     """`flwr build` checks the app as `flwr run` does, imports included, and packs what `flwr run` would send."""
     app = tmp_path / "app"
@@ -130,6 +134,7 @@ class Mine(NGram):
     kind = "mine"
 
 
+@pytest.mark.slow
 def test_a_student_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.students, "_loaded", dict(registry.students._loaded))
     registry.students.register("mine", Mine)
