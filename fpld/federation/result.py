@@ -25,7 +25,8 @@ def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
     table = [*others, federation_row("fpld", federation)]
     students.write_state(setup.run.path / "student.safetensors", federation.state.student, like=setup.base)
     if federation.store.has(BEST):
-        setup.run.write("student-best.safetensors", (federation.store.path / BEST).read_bytes())
+        best = students.read_state(federation.store.path / BEST)  # checked: the file may be some rounds old
+        students.write_state(setup.run.path / "student-best.safetensors", best, like=setup.base)
     setup.run.write(TRACE, (federation.store.path / TRACE).read_bytes())
     setup.run.write_json("result.json", table)
     return table
