@@ -15,7 +15,7 @@ from fpld.errors import QuorumError
 from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
 from fpld.federation.progress import Progress, next_phase
-from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings, submit_samples
+from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings, submit_continuations
 from fpld.federation.state import commit, recall
 from fpld.federation.worth import measured, with_means
 from fpld.pace import show_seconds
@@ -63,7 +63,7 @@ class Federation:
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}
         self._carried = [0] * len(self.names)
-        self._samples: Future[list[dict[str, str]]] | None = None
+        self._continuations: Future[list[dict[str, str]]] | None = None
 
     @property
     def done(self) -> bool:
@@ -127,7 +127,7 @@ class Federation:
             state, info = close_round(self.setup, self.state, self.aggregator, self._phase)
         except QuorumError as error:
             raise QuorumError("; ".join([str(error), *map(str, absent)])) from None
-        self._samples = submit_samples(self.setup, state)
+        self._continuations = submit_continuations(self.setup, state)
         self._phase("evaluating")
         self._closed = state, info.line | {"absent": [asdict(absence) for absence in absent]}
         return info.combined
@@ -141,7 +141,7 @@ class Federation:
         ]
         line = line | measured(heldout) | {"refused": [*line["refused"], *refused]}
         line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
-        line = line | {"samples": [] if self._samples is None else self._samples.result()}
+        line = line | {"continuations": [] if self._continuations is None else self._continuations.result()}
         line = line | {"seconds": self._progress.seconds}
         trace = with_means([*self.trace, line], self.names)
         keep_best(self.store.path, state.student, trace, like=self.setup.base)

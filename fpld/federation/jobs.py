@@ -9,9 +9,9 @@ import numpy as np
 from fpld.codecs.prior import ranges
 from fpld.data import load_tokenizer
 from fpld.errors import InputError
+from fpld.federation.continuations import prompts, write_continuations
 from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
-from fpld.federation.samples import prompts, write_samples
 from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
 from fpld.pace import before
@@ -81,13 +81,15 @@ def _written(blocks: Iterable[Block], file: BinaryIO) -> Iterator[Block]:
         yield block
 
 
-def samples(base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int) -> list[dict[str, str]]:
-    """Let a student go on from a few pieces of the public text: `fpld.federation.samples`."""
+def continuations(
+    base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int
+) -> list[dict[str, str]]:
+    """Let a student go on from a few pieces of the public text: `fpld.federation.continuations`."""
     student = open_student(base, state)
     words = load_tokenizer(tokenizer, vocab=student.vocab)
     texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
     with before("noting them"):
-        return write_samples(student, words, texts, seed=seed)
+        return write_continuations(student, words, texts, seed=seed)
 
 
 def finetune(

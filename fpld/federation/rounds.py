@@ -131,14 +131,14 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     return State(student, *aggregator.state(), target), Info(combined, line)
 
 
-def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] | None:
+def submit_continuations(setup: Setup, state: State) -> Future[list[dict[str, str]]] | None:
     """Let the student of a state write a few lines, while others evaluate it; None if none are asked for."""
     run, folder = setup.config.run, setup.run.path
-    if not run.samples:
+    if not run.continuations:
         return None
     subject = Subject(setup.method, state.round, "student")
     files = folder / "tokenizer.json", folder / PUBLIC
-    write = partial(jobs.samples, setup.base, state.student, *files, run.samples, run.seed)
+    write = partial(jobs.continuations, setup.base, state.student, *files, run.continuations, run.seed)
     return setup.pool.submit(run_on, subject, write)
 
 

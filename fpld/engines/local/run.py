@@ -67,7 +67,7 @@ def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
     plain = rounds * (nodes + 2)
-    federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.samples > 0))
+    federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.continuations > 0))
     averaging = sum(1 + nodes * count for count in config.baselines.rounds or [rounds])
     each = {
         "alone": nodes if rounds == 1 else 2 * nodes,
