@@ -246,3 +246,18 @@ def test_a_model_whose_bits_have_changed_is_not_opened(tmp_path: Path) -> None:
         read_arrays(path)
     path.write_bytes(dump_arrays(ARRAYS, {"kind": "ngram"}))  # another program's file has no digest
     assert read_arrays(path)[1] == {"kind": "ngram"}
+
+
+def test_with_json_too_a_damaged_state_is_said(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = config_file.parent / "run"
+    text = config_file.read_text().replace("rounds = 3", "rounds = 2").replace("steps = 60", "steps = 2")
+    config_file.write_text(text + "\n[baselines]\nmethods = []\n")
+    command = ["run", str(config_file), "--out", str(out), "--json"]
+    assert main(command) == 0
+    first = capsys.readouterr()
+    assert first.err == ""
+    flip(out / "fpld" / CHECKPOINT, 8 * 3000)
+    assert main([*command, "--resume"]) == 0
+    again = capsys.readouterr()
+    assert "going on from the one before it" in again.err
+    assert again.out == first.out
