@@ -21,6 +21,7 @@ from fpld.federation.worth import measured, with_means
 from fpld.pace import show_seconds
 from fpld.protocol import Aggregator
 from fpld.storage.folder import RunFolder
+from fpld.types import run_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,6 +70,11 @@ class Federation:
     def done(self) -> bool:
         """Return whether all rounds are closed."""
         return self.state.round >= self.setup.settings.rounds
+
+    @property
+    def run_id(self) -> str:
+        """Return the run's id, as it is in every plan and in what the nodes keep."""
+        return run_id(self.setup.settings.run_key).hex()
 
     @property
     def names(self) -> Sequence[str]:
@@ -144,7 +150,7 @@ class Federation:
         line = line | {"continuations": [] if self._continuations is None else self._continuations.result()}
         line = line | {"seconds": self._progress.seconds}
         trace = with_means([*self.trace, line], self.names)
-        keep_best(self.store.path, state.student, trace, like=self.setup.base)
+        keep_best(self.store.path, state.student, trace, like=self.setup.base, run=self.identity)
         commit(self.store, state, trace, run=self.identity)
         self.state, self.trace, line = state, trace, trace[-1]
         self._progress.phase("closed")

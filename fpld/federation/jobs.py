@@ -111,11 +111,11 @@ def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> li
         return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
 
 
-def evaluate_own(folder: Path, heldout: Path, length: int) -> list[dict[str, float | None]]:
-    """Return the loss of each node's own models on its own held-out text; `folder` has a folder for each node."""
+def evaluate_own(folder: Path, heldout: Path, length: int, run: str) -> list[dict[str, float | None]]:
+    """Return the loss of each node's own models of a run on its held-out text; `folder` has a folder for each node."""
     texts, _ = read_arrays(heldout)
     with before("noting their losses"):
-        return [own_losses(folder / str(i), texts[str(i)], length) for i in range(len(texts))]
+        return [own_losses(folder / str(i), texts[str(i)], length, run=run) for i in range(len(texts))]
 
 
 def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:

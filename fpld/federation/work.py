@@ -73,7 +73,7 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     tokens = read_arrays(place.text)[0]["tokens"]
     with before("coding the probe set's logits"):
         student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
-    keep_own(place.folder, node.round, student)
+    keep_own(place.folder, node.round, student, run=run)
     with before("sending them"):
         node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" else student.state(), run)

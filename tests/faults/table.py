@@ -218,6 +218,7 @@ AGGREGATOR = (
             DISKS + "test_the_checkpoint_of_another_run_is_refused",
             DISKS + "test_what_a_run_makes_once_is_sealed",
             DISKS + "test_another_number_in_the_trace_is_found",
+            DISKS + "test_models_that_are_kept_are_of_this_run",
             CRASH + "test_a_damaged_file_gives_the_same_result_or_an_error",
         ),
     ),

@@ -56,7 +56,7 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             lanes.allow(count)
             rows = base(bench)
             nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
-            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length)
+            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length, federation.run_id)
             for future in others:
                 rows += future.result()
             write_own(store, federation.names, own.result())
