@@ -35,7 +35,7 @@ from fpld.units import parse_rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
+AVERAGING = ("fedavg", "fedavg-1bit", "flora")  # baselines that average weights
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -278,6 +278,8 @@ class Config(Section):
         averaging = [name for name in self.baselines.methods if name in AVERAGING]
         if self.combine.broadcast == "logits" and averaging:
             yield f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
+        if "flora" in self.baselines.methods and not getattr(self.student.settings, "lora", 0):
+            yield "baselines.methods: 'flora' stacks adapters, and student.lora has none"
         steps, asked = self.local.steps * self.run.rounds, self.baselines.rounds or []
         if any(steps % rounds for rounds in asked):
             yield f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fpld.federation.work import Place
     from fpld.protocol.priors import Block, Notes
     from fpld.storage.folder import Arrays
-    from fpld.students import Target
+    from fpld.students import Student, Target
 
 
 def node_round(part: Part, place: Place, task: bytes) -> bytes:
@@ -87,7 +87,16 @@ def finetune(
 
 def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> list[float]:
     """Return the held-out loss at each node."""
-    student = open_student(base, state)
+    return _losses(open_student(base, state), heldout, length)
+
+
+def evaluate_stacked(base: Path, states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:
+    """Return the held-out loss at each node of a model with the adapters of several stacked."""
+    student: Any = open_student(base)  # only a model with adapters can
+    return _losses(student.stacked(states), heldout, length)
+
+
+def _losses(student: Student, heldout: Path, length: int) -> list[float]:
     texts, _ = read_arrays(heldout)
     return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
 

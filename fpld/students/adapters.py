@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,6 +17,8 @@ from fpld.errors import InputError
 from fpld.students.folders import ALONE, require
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from fpld.students.configs import HuggingFaceConfig
 
 _LAYER = re.compile(r"\.(\d+)\.")  # the number of a layer in a module's name
@@ -57,6 +60,18 @@ def linear_modules(model: Any, last: int) -> list[str]:
     if last > len(found):
         raise InputError(f"lora_layers must be at most the model's {len(found)} layers, got {last}")
     return [name for layer in sorted(found)[-last:] for name in found[layer]]
+
+
+def stack(states: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return adapters that add the mean of what several add, of as many times the rank."""
+    stacked = {}
+    for name, first in states[0].items():
+        parts = [state[name] for state in states]
+        # peft keeps A as [rank, in] and B as [out, rank]; ranks may differ.
+        down = "lora_A" in name
+        stacked[name] = np.concatenate(parts, axis=0 if down else 1) / (1 if down else len(parts))
+        stacked[name] = stacked[name].astype(first.dtype)
+    return stacked
 
 
 def _transposed(module: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from fpld.students.export import export_pretrained
 from fpld.students.folders import check_tokenizer, load_model, load_tokenizer, locate, weights_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
 
@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
 
-from fpld.students.adapters import with_adapters
+from fpld.students.adapters import stack, with_adapters
 from fpld.students.causal import Network, recompute, text_config
 from fpld.students.gradient import GradientStudent
 
@@ -105,6 +105,14 @@ class HuggingFace(GradientStudent):
         other = copy.copy(self)
         frozen = {id(weight): weight for weight in self._network.parameters() if not weight.requires_grad}
         other._network = copy.deepcopy(self._network, frozen)
+        return other
+
+    def stacked(self, states: Sequence[Mapping[str, np.ndarray]]) -> Self:
+        """Return a student whose adapters add the mean of what those of several states add."""
+        ranks, alpha = self.config.lora * len(states), self.config.lora_alpha * len(states)
+        config = dataclasses.replace(self.config, lora=ranks, lora_alpha=alpha, parameters=0)
+        other = type(self)(config, seed=0, device=self.device.type)
+        other.load_state(stack(states))
         return other
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:

@@ -83,6 +83,27 @@ def test_checkpointing_gives_the_same_gradients(model: tuple[str, Path]) -> None
         np.testing.assert_allclose(again.state()[name], array, atol=1e-5)
 
 
+def merged(student: HuggingFace) -> dict[str, Any]:
+    model: Any = student._network.model
+    weights: dict[str, Any] = model.merge_and_unload().state_dict()
+    return weights
+
+
+def test_stacked_adapters_add_the_mean_of_what_each_adds(model: tuple[str, Path]) -> None:
+    _, folder = model
+    states, changes = [], []
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    for seed in range(3):
+        student = make(folder, lora=2)
+        student.finetune(TEXT[seed:], steps=4, seed=seed)
+        states.append(student.state())
+        changes.append({name: weight - plain.state_dict()[name] for name, weight in merged(student).items()})
+    together = merged(make(folder, lora=2).stacked(states))
+    for name, weight in plain.state_dict().items():
+        mean = sum(change[name] for change in changes) / 3
+        np.testing.assert_allclose(together[name] - weight, mean, atol=2e-6)
+
+
 def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
     config = transformers.BertConfig(
         vocab_size=V,

@@ -63,6 +63,7 @@ def jobs_in(config: Config) -> int:
         "pooled": 2,
         "fedavg": averaging,
         "fedavg-1bit": averaging,
+        "flora": 1 if rounds == 1 else 1 + nodes,
         "ensemble": 1,
         "float32": federation,
     }
