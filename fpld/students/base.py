@@ -22,6 +22,7 @@ from fpld.numerics import log_sum_exp
 from fpld.pace import Pace
 from fpld.rules.target import Target, as_target
 from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.students.predictor import Predictor
 
 if TYPE_CHECKING:
     from fpld.data import Tokenizer
@@ -120,6 +121,10 @@ class Student(ABC):
             some = sequences[start : start + size]
             yield self._block(some)
             pace.add(len(some))
+
+    def predictor(self, sequences: np.ndarray) -> Predictor:
+        """Return what predicts these sequences as long as the student stays as it is."""
+        return Predictor(self, check_sequences(sequences, self.vocab, self.longest))
 
     def logits(self, sequences: np.ndarray) -> np.ndarray:
         """Return the logits [S*T, V] for every position of the sequences [S, T], float32."""

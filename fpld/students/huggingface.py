@@ -13,9 +13,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.arrays import read_arrays
-from fpld.students.base import check_count
+from fpld.students.base import check_count, check_sequences
 from fpld.students.configs import HuggingFaceConfig
 from fpld.students.export import export_pretrained
 from fpld.students.folders import check_tokenizer, load_model, load_tokenizer, locate, weights_digest
@@ -23,21 +25,45 @@ from fpld.students.folders import check_tokenizer, load_model, load_tokenizer, l
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
-
     from fpld.data import Tokenizer
+    from fpld.students.predictor import Predictor
 
 try:
     import torch
+    from torch import Tensor
 except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
 
 from fpld.students.adapters import stack, with_adapters
 from fpld.students.causal import Network, recompute, text_config
-from fpld.students.gradient import GradientStudent
+from fpld.students.gradient import GradientStudent, TensorPredictor
+from fpld.students.readout import target_loss, token_loss
 
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
+
+
+class Remembering(TensorPredictor):
+    """Keep the last hidden states of what was predicted once: C numbers for each context instead of V."""
+
+    student: HuggingFace
+
+    def __init__(self, student: HuggingFace, sequences: np.ndarray) -> None:
+        super().__init__(student, sequences)
+        self._kept = torch.empty(0)  # [S, T, C], once C is known
+        self._known = np.zeros(len(sequences), bool)
+
+    @torch.no_grad()
+    def tensor(self, rows: np.ndarray) -> Tensor:
+        """Return the logits [B, T, V] of some sequences, on the student's device."""
+        new = rows[~self._known[rows]]
+        if new.size:
+            found = self.student.features(self.sequences[new])
+            if not self._known.any():
+                self._kept = found.new_empty((len(self.sequences), *found.shape[1:]))
+            self._kept[new] = found
+            self._known[new] = True
+        return self.student.read_out(self._kept[rows])
 
 
 class HuggingFace(GradientStudent):
@@ -104,7 +130,8 @@ class HuggingFace(GradientStudent):
         """Return a student with the same parameters; weights that are never trained are shared."""
         other = copy.copy(self)
         frozen = {id(weight): weight for weight in self._network.parameters() if not weight.requires_grad}
-        other._network = copy.deepcopy(self._network, frozen)
+        wide = self._network.wide
+        other._network = copy.deepcopy(self._network, frozen if wide is None else {**frozen, id(wide): wide})
         return other
 
     def stacked(self, states: Sequence[Mapping[str, np.ndarray]]) -> Self:
@@ -125,6 +152,31 @@ class HuggingFace(GradientStudent):
             raise InputError("adapter must be False for a student without LoRA (student.lora = 0)")
         tokenizer = load_tokenizer(self.config.path)
         export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self.config.path).name)
+
+    def predictor(self, sequences: np.ndarray) -> Predictor:
+        """Return what predicts these sequences as long as the student stays as it is; hidden states are kept."""
+        sequences = check_sequences(sequences, self.vocab, self.longest)
+        return Remembering(self, sequences) if self._network.apart else TensorPredictor(self, sequences)
+
+    def features(self, sequences: np.ndarray) -> Tensor:
+        """Return the last hidden states [B, T, C] of sequences [B, T]."""
+        return self._network.features(self._ids(sequences))
+
+    def read_out(self, features: Tensor) -> Tensor:
+        """Return the logits [B, T, V] of hidden states, in float32."""
+        return self._network.read_out(features).float()
+
+    def _token_loss(self, ids: Tensor) -> Tensor:
+        weight = self._network.frozen_read_out
+        if weight is None:
+            return super()._token_loss(ids)
+        return token_loss(self._network.features(ids[:, :-1]).flatten(0, 1), weight, ids[:, 1:].flatten())
+
+    def _target_loss(self, sequences: np.ndarray, t: Tensor) -> Tensor:
+        weight = self._network.frozen_read_out
+        if weight is None:
+            return super()._target_loss(sequences, t)
+        return target_loss(self.features(sequences).flatten(0, 1), weight, t.flatten(0, 1))
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
