@@ -43,7 +43,8 @@ def distill(
     public: Path | None,
 ) -> tuple[Arrays, float]:
     """Distil the student from a target; return its weights, and how far it is from the target (`divergence`)."""
-    student, reference = open_student(base, state), open_student(base, state)
+    student = open_student(base, state)
+    reference = student.copy()
     text = None if public is None else read_arrays(public)[0]["tokens"]
     student.distill(probe.sequences, target, public=text, **options)
     found = divergence(student, probe.sequences, target, reference)

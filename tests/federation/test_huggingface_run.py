@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from fpld.engines.local.run import run
 from fpld.errors import InputError, MissingExtraError
 from fpld.federation import onebit
 from fpld.federation.training import make_student
+from fpld.protocol.wire import OVERHEAD
 from fpld.storage.arrays import read_arrays
 from fpld.students import load as load_student
 from fpld.students import student_class
@@ -178,3 +180,6 @@ def test_the_preset_is_sound() -> None:
     config, _ = load("huggingface")
     assert config.model_path == "smollm2"
     assert config.base is None
+    assert len(config.nodes) >= 4
+    labels = sum(node.context_bits or math.inf for node in config.nodes) * config.probe.contexts / 8
+    assert config.run.rounds * (labels + len(config.nodes) * OVERHEAD) <= 2e6
