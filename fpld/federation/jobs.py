@@ -102,10 +102,16 @@ def _losses(student: Student, heldout: Path, length: int) -> list[float]:
     return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
 
 
-def evaluate_own(folder: Path, heldout: Path, length: int) -> list[dict[str, float | None]]:
-    """Return the loss of each node's own models on its own held-out text; `folder` has a folder for each node."""
-    texts, _ = read_arrays(heldout)
-    return [own_losses(folder / str(i), texts[str(i)], length) for i in range(len(texts))]
+def evaluate_own(folder: Path, heldout: Path, length: int, *, everywhere: bool) -> list[dict[str, float | None]]:
+    """Return the loss of each node's own models on its own held-out text, or `everywhere` on all nodes' texts too.
+
+    `folder` has a folder for each node.
+    """
+    found, _ = read_arrays(heldout)
+    texts = [found[str(i)] for i in range(len(found))]
+    if everywhere:
+        return [own_losses(folder / str(i), texts, i, length) for i in range(len(texts))]
+    return [own_losses(folder / str(i), [text], 0, length) for i, text in enumerate(texts)]
 
 
 def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:

@@ -20,6 +20,7 @@ from fpld.protocol.asking import write_ask
 from fpld.protocol.messages import Task
 from fpld.protocol.node import Node
 from fpld.protocol.priors import ComputedPrior
+from fpld.rules.target import Target
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.folder import RunFolder
@@ -63,32 +64,49 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     if frame is not None:
         return frame
     student = open_student(place.files / part.files.base, model or None)
-    _adopt(student, task, part, probe)
+    shared = _shared(student, task, part, place)
     if task.notes is not None:
-        prior = ComputedPrior(Predictions(student.copy(), probe.sequences), task.notes, task.sent)
+        if shared is None:
+            raise ProtocolError("the task has notes on a prior and no weights to compute it from")
+        prior = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
         missing = prior.missing()
         if missing:
             return write_ask(missing, task.plan, key=key)
         task = replace(task, plan=replace(task.plan, prior=prior))
+    _adopt(student, shared, task, part, probe)
     seed = derive_seed(part.seed, "local", node.round, part.index)
     tokens = read_arrays(place.text)[0]["tokens"]
     student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
     keep_own(place.folder, node.round, student)
     node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
-    _save(store, node, {} if task.broadcast == "weights" else student.state(), run)
+    _save(store, node, {} if task.broadcast == "weights" and not part.differs else student.state(), run)
     return frame
 
 
-def _adopt(student: Student, task: Task, part: Part, probe: ProbeSet) -> None:
-    """Take over what the aggregator broadcast: its weights, or what its combined logits teach."""
-    if task.broadcast == "weights":
-        student.load_state(task.arrays)
-    elif task.broadcast == "logits":
+def _shared(student: Student, task: Task, part: Part, place: Place) -> Student | None:
+    """Return the aggregator's student, if its weights came: the node's model with them, or one beside it."""
+    if task.broadcast != "weights":
+        return None
+    if part.differs:
+        return open_student(place.files / part.files.student, task.arrays)
+    student.load_state(task.arrays)
+    return student.copy()
+
+
+def _adopt(student: Student, shared: Student | None, task: Task, part: Part, probe: ProbeSet) -> None:
+    """Let a model of the node's own learn from the aggregator's student, or from the combined logits.
+
+    Before the first round there is nothing to learn: all models are those that the run began with.
+    """
+    seed = derive_seed(part.seed, "adopt", task.plan.round, part.index)
+    settings = part.training(part.distill, task.plan.round)
+    if task.broadcast == "logits":
         if "logits" not in task.arrays:
             raise ProtocolError("the task announces combined logits and holds none")
-        seed = derive_seed(part.seed, "adopt", task.plan.round, part.index)
-        settings = part.training(part.distill, task.plan.round)
         student.distill(probe.sequences, task.arrays["logits"], seed=seed, **settings)
+    elif shared is not None and part.differs and task.plan.round > 1:
+        target = Target.unchanged(probe.contexts, probe.vocab)
+        student.distill(probe.sequences, target, seed=seed, reference=shared, **settings)
 
 
 def _load(store: RunFolder, fresh: Node, run: str) -> tuple[Node, Arrays]:

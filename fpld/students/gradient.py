@@ -105,7 +105,7 @@ class GradientStudent(Student):
         pace = Pace("training", steps, tokens=batch * self.window)
         return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), pace, rate or self.config.rate)
 
-    def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
+    def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
         rng, batch = np.random.default_rng(how.seed), how.batch or self.config.batch
         order = np.empty(0, np.int64)
         teacher = make_teacher(target, sequences, reference, self.device)

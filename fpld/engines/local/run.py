@@ -11,7 +11,7 @@ from fpld.engines.local.engine import federate
 from fpld.engines.pool import Counting, Lanes, make_pool
 from fpld.federation import jobs
 from fpld.federation.claim import claim
-from fpld.federation.own import write_own
+from fpld.federation.own import own_rows, write_own
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
@@ -46,10 +46,12 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             rows = base(bench)
             federation = main.result()
             nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
-            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length)
+            differ = any(node.student for node in config.nodes)
+            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length, everywhere=differ)
             for future in others:
                 rows += future.result()
             write_own(store, federation.names, own.result())
+            rows += own_rows(federation.names, own.result(), prepared.bytes_per_token)
         return finish_run(federation, rows)
 
 
