@@ -159,6 +159,10 @@ def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
     assert all(not line["refused"] for line in trace)
     if config.budget.total is not None:
         assert all(sum(line["bits_allotted"]) == pytest.approx(config.budget.total) for line in trace)
+    if name == "heterogeneous-models":
+        own = json.loads((tmp_path / "run" / "own.json").read_text())
+        assert [row["own_all"] for row in own] == [loss[f"own: {node.name}"] for node in config.nodes]
+        assert all(row["own"] != row["alone"] and row["own_all"] != row["alone_all"] for row in own)
     if name == "adaptive":  # a uniform warm-up, then two bits more for four times the clip
         assert trace[0]["bits_allotted"] == pytest.approx([5.0] * 4)
         assert trace[1]["bits_allotted"] == pytest.approx([4.0, 4.0, 6.0, 6.0], abs=0.1)
