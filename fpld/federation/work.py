@@ -16,6 +16,7 @@ from fpld.federation.keep import keep_own
 from fpld.federation.predictions import Predictions
 from fpld.federation.probes import round_probe
 from fpld.federation.training import open_student
+from fpld.pace import before
 from fpld.protocol.asking import write_ask
 from fpld.protocol.messages import Task
 from fpld.protocol.node import Node
@@ -64,21 +65,19 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     if frame is not None:
         return frame
     student = open_student(place.files / part.files.base, model or None)
-    shared = _shared(student, task, part, place)
-    if task.notes is not None:
-        if shared is None:
-            raise ProtocolError("the task has notes on a prior and no weights to compute it from")
-        prior = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
-        missing = prior.missing()
+    with before("local training"):
+        shared = _shared(student, task, part, place)
+        task, missing = _with_prior(shared, task, probe)
         if missing:
             return write_ask(missing, task.plan, key=key)
-        task = replace(task, plan=replace(task.plan, prior=prior))
-    _adopt(student, shared, task, part, probe)
+        _adopt(student, shared, task, part, probe)
     seed = derive_seed(part.seed, "local", node.round, part.index)
     tokens = read_arrays(place.text)[0]["tokens"]
-    student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
+    with before("coding the probe set's logits"):
+        student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
     keep_own(place.folder, node.round, student)
-    node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
+    with before("sending them"):
+        node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" and not part.differs else student.state(), run)
     return frame
 
@@ -107,6 +106,17 @@ def _adopt(student: Student, shared: Student | None, task: Task, part: Part, pro
     elif shared is not None and part.differs and task.plan.round > 1:
         target = Target.unchanged(probe.contexts, probe.vocab)
         student.distill(probe.sequences, target, seed=seed, reference=shared, **settings)
+
+
+def _with_prior(shared: Student | None, task: Task, probe: ProbeSet) -> tuple[Task, list[int]]:
+    """Return the task with the prior that its notes let the node compute, or the blocks that it must ask for."""
+    if task.notes is None:
+        return task, []
+    if shared is None:
+        raise ProtocolError("the task has notes on a prior and no weights to compute it from")
+    prior = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
+    missing = prior.missing()
+    return (task, missing) if missing else (replace(task, plan=replace(task.plan, prior=prior)), [])
 
 
 def _load(store: RunFolder, fresh: Node, run: str) -> tuple[Node, Arrays]:

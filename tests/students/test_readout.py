@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
 
 torch = pytest.importorskip("torch")
 
@@ -19,13 +24,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readout, "_ROWS", 2)
 
 
-def draw() -> tuple[torch.Tensor, torch.Tensor, torch.Generator]:
+def draw() -> tuple[Tensor, Tensor, Generator]:
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(N, C, generator=generator, requires_grad=True)
     return features, torch.randn(V, C, generator=generator), generator
 
 
-def check(features: torch.Tensor, own: torch.Tensor, expected: torch.Tensor) -> None:
+def check(features: Tensor, own: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(own, expected)
     gradients = [torch.autograd.grad(3.0 * loss, features)[0] for loss in (own, expected)]
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
