@@ -27,6 +27,7 @@ NAMES = {
     "pooled": "all text pooled, as many steps as one node",
     "fedavg": "FedAvg, float32",
     "fedavg-1bit": "FedAvg, one bit per weight",
+    "flora": "FLoRA, float32",
     "ensemble": "mixture of the nodes' models (cannot be sent)",
     "fpld": "**fpld**",
 }

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SEED = re.compile(r"# --seed (\d{1,19})\n")
-AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
+AVERAGING = ("fedavg", "fedavg-1bit", "flora")  # baselines that average weights
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -196,7 +196,10 @@ class CodecSection(Section):
 
 
 class CombineSection(Section):
-    """[combine]: the rule; `broadcast` sends the student's weights, or the combined logits for nodes that differ.
+    """[combine]: the rule; `broadcast` sends the student's weights, or the combined logits.
+
+    A node whose own model is another runs the student beside it and distils its own model from the student's
+    predictions; where nodes cannot run the student, combined logits are sent, V numbers for each context.
 
     `trim` is how many of the largest and of the smallest values the rule `trimmed` leaves out (1).
     """
@@ -279,11 +282,13 @@ class Config(Section):
             yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
         if self.combine.trim is not None and not hasattr(registry.rules.get(self.combine.rule), "trim"):
             yield f"combine.trim must be left out with the rule {self.combine.rule!r}: it is for 'trimmed'"
-        if self.combine.broadcast == "weights" and any(node.student for node in self.nodes):
-            yield "combine.broadcast must be 'logits' when nodes have students of their own"
         averaging = [name for name in self.baselines.methods if name in AVERAGING]
         if self.combine.broadcast == "logits" and averaging:
             yield f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
+        if any(node.student for node in self.nodes) and averaging:
+            yield f"baselines.methods: {averaging[0]!r} averages weights, and nodes have students of their own"
+        if "flora" in self.baselines.methods and not getattr(self.student.settings, "lora", 0):
+            yield "baselines.methods: 'flora' stacks adapters, and student.lora has none"
         steps, asked = self.local.steps * self.run.rounds, self.baselines.rounds or []
         if any(steps % rounds for rounds in asked):
             yield f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}"

@@ -128,5 +128,6 @@ baselines: Registry[Baseline] = Registry(
         **{name: f"fpld.engines.local.baselines:{name}" for name in ("alone", "pooled", "float32", "ensemble")},
         "fedavg": "fpld.engines.local.averaging:FEDAVG",
         "fedavg-1bit": "fpld.engines.local.averaging:FEDAVG_1BIT",
+        "flora": "fpld.engines.local.stacking:flora",
     },
 )

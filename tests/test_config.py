@@ -134,6 +134,12 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
             "clip = 48.0\nstudent = {kind = 'ngram', order = -1}",
             "nodes[2].student.order: must be an ",
         ),
+        (
+            '["alone", "float32"]',
+            '["fedavg"]\n[[nodes]]\nname = "other"\nbits = 4.0\nstudent = {kind = "ngram", order = 1}',
+            "baselines.methods: 'fedavg' averages weights, and nodes have students of their own",
+        ),
+        ('["alone", "float32"]', '["flora"]', "baselines.methods: 'flora' stacks adapters, and student.lora has none"),
         ("clip = 48.0", "clip = 48.0\nstudent = 'ngram'", "nodes[2].student: must be a table with a kind, got 'ngram'"),
     ],
 )

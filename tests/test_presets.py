@@ -150,6 +150,8 @@ def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
     rows = run(ready, text, tmp_path / "run", resume=False)
     loss = {row["method"]: row["heldout_loss"] for row in rows}
     rivals = {"float32 logits"} if config.run.rounds > 1 else {"fedavg, 3 rounds", "fedavg-1bit, 1 round", "ensemble"}
+    if name == "heterogeneous-models":  # after the federation, and without it
+        rivals = {f"{what}: {node.name}" for what in ("own", "alone") for node in config.nodes} | {"ensemble"}
     assert {"base", "fpld", *rivals} <= loss.keys()
     assert all(0 < value < 10 for value in loss.values())
     trace = [json.loads(line) for line in (tmp_path / "run" / "trace.jsonl").read_text().splitlines()]
@@ -157,6 +159,10 @@ def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
     assert all(not line["refused"] for line in trace)
     if config.budget.total is not None:
         assert all(sum(line["bits_allotted"]) == pytest.approx(config.budget.total) for line in trace)
+    if name == "heterogeneous-models":
+        own = json.loads((tmp_path / "run" / "own.json").read_text())
+        assert [row["own_all"] for row in own] == [loss[f"own: {node.name}"] for node in config.nodes]
+        assert all(row["own"] != row["alone"] and row["own_all"] != row["alone_all"] for row in own)
     if name == "adaptive":  # a uniform warm-up, then two bits more for four times the clip
         assert trace[0]["bits_allotted"] == pytest.approx([5.0] * 4)
         assert trace[1]["bits_allotted"] == pytest.approx([4.0, 4.0, 6.0, 6.0], abs=0.1)

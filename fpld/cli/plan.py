@@ -35,6 +35,7 @@ adds (KL in nats); seconds are those of uplinks, side by side, without training.
   fpld plan --links 10Mbit/s,1Mbit/s --clips 1 --deadline 600 --contexts 16384 --vocab 1024 --target 0.001
   fpld plan hospitals --total 2MB --write planned.toml
   fpld plan runs/warmup --deadline 120 --out plan.html
+  fpld plan --model smollm2-1.7b --nodes 10,100,1000
   fpld plan --codec samples --caps 660kB,660kB,660kB,660kB,660kB --contexts 92160 --vocab 1024 --student 4.3MB
 """
 
@@ -61,12 +62,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--student", type=sizes, metavar="SIZE", help="the student's weights, such as 4.3MB, which go down every round")
     add("--target", type=float, metavar="KL", help="the least total and the shortest deadline for a KL of at most this")
     add("--channel", choices=["wire", "paper"], default="wire", help="honest bytes, or the paper's channel")
+    add(
+        "--model", metavar="MODEL", help="a pretrained model by name or folder: what a federation of it sends and holds"
+    )
+    add("--nodes", type=numbers, default=[10.0], metavar="K,...", help="with --model: numbers of nodes (default: 10)")
+    add("--context-bits", type=float, metavar="B", help="with --model: bits of a label (default: 60)")
+    add("--lora", type=int, metavar="r", help="with --model: rank of the adapters (default: 8)")
+    add("--lora-layers", type=int, metavar="n", help="with --model: layers that have adapters, the last (default: all)")
     add("--out", type=Path, metavar="FILE.html", help="write the plan as a page")
     add("--write", type=Path, metavar="CONFIG.toml", help="write CONFIG with the plan's bits, for fpld run")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, write."""
+    if arguments.model is not None:
+        return _scale(arguments, output)
     source = _source(arguments)
     if arguments.write is not None and source is None:
         raise InputError("--write needs CONFIG (a TOML file, a preset or a run's folder) for texts and models")
@@ -95,6 +105,28 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
 
         write_shared(arguments.write, write(source, chosen))
         output.note(f"configuration: {arguments.write} (fpld run {arguments.write})")
+    return 0
+
+
+def _scale(arguments: argparse.Namespace, output: Output) -> int:
+    """Say what a federation of a pretrained model sends and holds, beside its rivals."""
+    from fpld.planner.scale import MODELS, Effort, read_shape, scale_rows
+
+    place = Path(arguments.model)
+    if arguments.model not in MODELS and not place.is_dir():
+        raise InputError(f"--model must be a model's folder or one of {', '.join(MODELS)}, got {arguments.model!r}")
+    shape = MODELS[arguments.model] if arguments.model in MODELS else read_shape(place)
+    given = {
+        "contexts": arguments.contexts,
+        "rounds": arguments.rounds,
+        "bits": arguments.context_bits,
+        "rank": arguments.lora,
+        "layers": arguments.lora_layers,
+    }
+    effort = Effort(**{name: value for name, value in given.items() if value is not None})
+    rows = scale_rows(shape, [int(count) for count in arguments.nodes], effort)
+    title = f"{arguments.model}: {shape.parameters:,} weights, V = {shape.vocab:,}; bytes of a node in all rounds"
+    output.result("plan", rows, title=title)
     return 0
 
 

@@ -128,7 +128,7 @@ class Check:
 
     @cached_property
     def _model_tokenizer(self) -> Tokenizer:
-        from fpld.students.huggingface import model_tokenizer
+        from fpld.students.folders import model_tokenizer
 
         _here(self._config.model_path)
         return model_tokenizer(self._config.model_path)
@@ -164,7 +164,7 @@ class Check:
 
     def _pretrained(self, path: str) -> None:
         """Check a pretrained model's place, and that its tokens are the federation's."""
-        from fpld.students.huggingface import check_tokenizer, model_tokenizer
+        from fpld.students.folders import check_tokenizer, model_tokenizer
 
         _here(path)
         kind = self._config.tokenizer.kind

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fpld.federation.work import Place
     from fpld.protocol.priors import Block, Notes
     from fpld.storage.folder import Arrays
-    from fpld.students import Target
+    from fpld.students import Student, Target
 
 
 def node_round(part: Part, place: Place, task: bytes) -> bytes:
@@ -46,7 +46,8 @@ def distill(
     public: Path | None,
 ) -> tuple[Arrays, float]:
     """Distil the student from a target; return its weights, and how far it is from the target (`divergence`)."""
-    student, reference = open_student(base, state), open_student(base, state)
+    student = open_student(base, state)
+    reference = student.copy()
     text = None if public is None else read_arrays(public)[0]["tokens"]
     with before("measuring its distance to the target"):
         student.distill(probe.sequences, target, public=text, **options)
@@ -105,17 +106,34 @@ def finetune(
 
 def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> list[float]:
     """Return the held-out loss at each node."""
-    student = open_student(base, state)
+    return _losses(open_student(base, state), heldout, length)
+
+
+def evaluate_stacked(base: Path, states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:
+    """Return the held-out loss at each node of a model with the adapters of several stacked."""
+    student: Any = open_student(base)  # only a model with adapters can
+    return _losses(student.stacked(states), heldout, length)
+
+
+def _losses(student: Student, heldout: Path, length: int) -> list[float]:
     texts, _ = read_arrays(heldout)
     with before("noting its loss"):
         return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
 
 
-def evaluate_own(folder: Path, heldout: Path, length: int, run: str) -> list[dict[str, float | None]]:
-    """Return the loss of each node's own models of a run on its held-out text; `folder` has a folder for each node."""
-    texts, _ = read_arrays(heldout)
+def evaluate_own(
+    folder: Path, heldout: Path, length: int, run: str, *, everywhere: bool
+) -> list[dict[str, float | None]]:
+    """Return the loss of each node's own models of a run on its held-out text, or `everywhere` on all nodes' texts too.
+
+    `folder` has a folder for each node.
+    """
+    found, _ = read_arrays(heldout)
+    texts = [found[str(i)] for i in range(len(found))]
     with before("noting their losses"):
-        return [own_losses(folder / str(i), texts[str(i)], length, run=run) for i in range(len(texts))]
+        if everywhere:
+            return [own_losses(folder / str(i), texts, i, length, run=run) for i in range(len(texts))]
+        return [own_losses(folder / str(i), [text], 0, length, run=run) for i, text in enumerate(texts)]
 
 
 def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:

@@ -66,7 +66,7 @@ def decode(data: bytes, like: Mapping[str, NDArray[Any]], *, seed: int) -> Array
     """Decode an update with the names and shapes of `like`; raise FrameError for bytes that are no such update."""
     count = sum(array.size for array in like.values())
     sizes = chunk_sizes(count)
-    expected = HEADER.size + SCALE.itemsize * len(sizes) + sum(sizes) // 8
+    expected = update_bytes(count)
     if len(data) != expected:
         raise FrameError(f"an update of {count} weights must be {expected} bytes long, got {len(data)}")
     magic, stated = HEADER.unpack_from(data)
@@ -84,6 +84,16 @@ def decode(data: bytes, like: Mapping[str, NDArray[Any]], *, seed: int) -> Array
         vector[part] = (scales[row : row + shape[0], None] * turned).ravel()
         row += shape[0]
     return _unflatten(vector[:count], like)
+
+
+def update_bytes(count: int) -> int:
+    """Return the bytes of an update of `count` weights.
+
+    >>> update_bytes(1_000_000)
+    125108
+    """
+    sizes = chunk_sizes(count)
+    return HEADER.size + SCALE.itemsize * len(sizes) + sum(sizes) // 8
 
 
 def chunk_sizes(count: int) -> list[int]:

@@ -51,6 +51,11 @@ class Part(Section):
     limit: Count
     files: Files
 
+    @property
+    def differs(self) -> bool:
+        """Return whether the node has a model of its own beside the aggregator's student."""
+        return self.files.base != self.files.student
+
     @classmethod
     def parse(cls, value: Any) -> Part:
         """Check what came from the aggregator."""

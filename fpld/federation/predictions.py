@@ -11,7 +11,7 @@ from fpld.pace import Pace
 if TYPE_CHECKING:
     from fpld.students import Student
 
-_CHUNK = 1 << 22  # coordinates that are predicted at a time
+_CHUNK = 1 << 24  # coordinates that are predicted at a time
 
 
 class Predictions:
@@ -24,7 +24,7 @@ class Predictions:
     """
 
     def __init__(self, student: Student, sequences: np.ndarray[Any, Any]) -> None:
-        self._student, self._sequences = student, sequences
+        self._predictor, self._count = student.predictor(sequences), len(sequences)
         self._length = sequences.shape[1]
         self._some = max(_CHUNK // (student.vocab * self._length), 1)  # sequences
         self._chunk, self._logits = -1, np.empty((0, student.vocab), np.float32)
@@ -45,8 +45,8 @@ class Predictions:
         if chunk != self._chunk:
             if chunk == 0:  # whoever asks goes from the first to the last, perhaps more than once
                 self._pace = self._pace.again()
-            some = self._sequences[chunk * self._some : (chunk + 1) * self._some]
-            self._logits = self._student.logits(some)
+            some = np.arange(chunk * self._some, min((chunk + 1) * self._some, self._count))
+            self._logits = self._predictor.logits(some)
             self._chunk = chunk
             self._pace.add(len(some))
         return self._logits

@@ -113,7 +113,7 @@ def _tokenizer(config: Config, public: list[Document]) -> Tokenizer:
         size = sum(document.size for document in public) / 1e6
         log.info("training the tokenizer on public text (%.1f MB)", size)
         return data.BpeTokenizer.train([document.text for document in public], vocab=config.tokenizer.vocab)
-    from fpld.students.huggingface import model_tokenizer
+    from fpld.students.folders import model_tokenizer
 
     path = config.model_path
     log.info("reading the tokenizer of %s (a model by name is fetched and converted the first time)", path)

@@ -21,6 +21,7 @@ from fpld.protocol.asking import write_ask
 from fpld.protocol.messages import Task
 from fpld.protocol.node import Node
 from fpld.protocol.priors import ComputedPrior
+from fpld.rules.target import Target
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.folder import RunFolder
@@ -65,10 +66,11 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
         return frame
     student = open_student(place.files / part.files.base, model or None)
     with before("local training"):
-        _adopt(student, task, part, probe)
-        task, missing = _with_prior(student, task, probe)
-    if missing:
-        return write_ask(missing, task.plan, key=key)
+        shared = _shared(student, task, part, place)
+        task, missing = _with_prior(shared, task, probe)
+        if missing:
+            return write_ask(missing, task.plan, key=key)
+        _adopt(student, shared, task, part, probe)
     seed = derive_seed(part.seed, "local", node.round, part.index)
     tokens = read_arrays(place.text)[0]["tokens"]
     with before("coding the probe set's logits"):
@@ -76,27 +78,43 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
     keep_own(place.folder, node.round, student, run=run)
     with before("sending them"):
         node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
-    _save(store, node, {} if task.broadcast == "weights" else student.state(), run)
+    _save(store, node, {} if task.broadcast == "weights" and not part.differs else student.state(), run)
     return frame
 
 
-def _adopt(student: Student, task: Task, part: Part, probe: ProbeSet) -> None:
-    """Take over what the aggregator broadcast: its weights, or what its combined logits teach."""
-    if task.broadcast == "weights":
-        student.load_state(task.arrays)
-    elif task.broadcast == "logits":
+def _shared(student: Student, task: Task, part: Part, place: Place) -> Student | None:
+    """Return the aggregator's student, if its weights came: the node's model with them, or one beside it."""
+    if task.broadcast != "weights":
+        return None
+    if part.differs:
+        return open_student(place.files / part.files.student, task.arrays)
+    student.load_state(task.arrays)
+    return student.copy()
+
+
+def _adopt(student: Student, shared: Student | None, task: Task, part: Part, probe: ProbeSet) -> None:
+    """Let a model of the node's own learn from the aggregator's student, or from the combined logits.
+
+    Before the first round there is nothing to learn: all models are those that the run began with.
+    """
+    seed = derive_seed(part.seed, "adopt", task.plan.round, part.index)
+    settings = part.training(part.distill, task.plan.round)
+    if task.broadcast == "logits":
         if "logits" not in task.arrays:
             raise ProtocolError("the task announces combined logits and holds none")
-        seed = derive_seed(part.seed, "adopt", task.plan.round, part.index)
-        settings = part.training(part.distill, task.plan.round)
         student.distill(probe.sequences, task.arrays["logits"], seed=seed, **settings)
+    elif shared is not None and part.differs and task.plan.round > 1:
+        target = Target.unchanged(probe.contexts, probe.vocab)
+        student.distill(probe.sequences, target, seed=seed, reference=shared, **settings)
 
 
-def _with_prior(student: Student, task: Task, probe: ProbeSet) -> tuple[Task, list[int]]:
+def _with_prior(shared: Student | None, task: Task, probe: ProbeSet) -> tuple[Task, list[int]]:
     """Return the task with the prior that its notes let the node compute, or the blocks that it must ask for."""
     if task.notes is None:
         return task, []
-    prior = ComputedPrior(Predictions(student.copy(), probe.sequences), task.notes, task.sent)
+    if shared is None:
+        raise ProtocolError("the task has notes on a prior and no weights to compute it from")
+    prior = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
     missing = prior.missing()
     return (task, missing) if missing else (replace(task, plan=replace(task.plan, prior=prior)), [])
 

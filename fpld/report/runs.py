@@ -134,11 +134,13 @@ class RoundProgress(_Read):
 
 
 class OwnLoss(_Read):
-    """A row of `own.json`: the loss of a node's own models on its own held-out text."""
+    """A row of `own.json`: the loss of a node's own models on its own held-out text, and over all nodes' texts."""
 
     node: str
     own: float | None = None
     alone: float | None = None
+    own_all: float | None = None
+    alone_all: float | None = None
 
 
 class Result(_Read):

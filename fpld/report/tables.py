@@ -145,6 +145,8 @@ def _beside(own: Mapping[str, OwnLoss], name: str) -> Row:
     return {
         "own_model_loss": None if found is None else found.own,
         "alone_loss": None if found is None else found.alone,
+        **({} if found is None or found.own_all is None else {"own_model_all": found.own_all}),
+        **({} if found is None or found.alone_all is None else {"alone_all": found.alone_all}),
     }
 
 

@@ -92,6 +92,11 @@ class Target:
             raise InputError(f"changes must be finite, got {values[~np.isfinite(values)][0]}")
         return cls(vocab, None, places, ids, values)
 
+    @classmethod
+    def unchanged(cls, contexts: int, vocab: int) -> Self:
+        """Return the target pi: the rounded prediction of a reference student, and nothing else."""
+        return cls.sparse(np.zeros(contexts + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), vocab=vocab)
+
     @property
     def contexts(self) -> int:
         """Return m, the number of contexts."""

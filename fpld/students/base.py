@@ -22,6 +22,7 @@ from fpld.numerics import log_sum_exp
 from fpld.pace import Pace
 from fpld.rules.target import Target, as_target
 from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.students.predictor import Predictor
 
 if TYPE_CHECKING:
     from fpld.data import Tokenizer
@@ -86,8 +87,8 @@ class Student(ABC):
         """Train as `finetune` says, with arguments that it has checked."""
 
     @abstractmethod
-    def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
-        """Train as `distill` says; a relative target comes with a reference, a copy of the student at its start."""
+    def _distill(self, sequences: np.ndarray, target: Target, reference: "Student | None", how: Distillation) -> float:
+        """Train as `distill` says; a relative target comes with a reference, a student that does not change."""
 
     def to(self, device: str) -> Self:  # noqa: ARG002  # kinds in NumPy are always on the CPU
         """Move to a device ("auto", "cpu" or "cuda") in place."""
@@ -120,6 +121,10 @@ class Student(ABC):
             some = sequences[start : start + size]
             yield self._block(some)
             pace.add(len(some))
+
+    def predictor(self, sequences: np.ndarray) -> Predictor:
+        """Return what predicts these sequences as long as the student stays as it is."""
+        return Predictor(self, check_sequences(sequences, self.vocab, self.longest))
 
     def logits(self, sequences: np.ndarray) -> np.ndarray:
         """Return the logits [S*T, V] for every position of the sequences [S, T], float32."""
@@ -176,13 +181,14 @@ class Student(ABC):
         average: float = 0.0,
         public: np.ndarray | None = None,
         public_weight: float = 0.0,
+        reference: "Student | None" = None,
     ) -> float:
         """Minimise the cross entropy -sum_v t_v log q_v to a target over a probe set, for `steps` minibatches.
 
         `target` has a context for each position of `sequences` [S, T]; an array is dense logits [S*T, V]. A relative
-        target is relative to this student as it is when the call begins. Return the mean over contexts and over the
-        last tenth of the steps of KL(t || student) for a dense target, and for a relative one of the cross entropy
-        less that of the student at the beginning, which starts at 0 and falls.
+        target is relative to the `reference`, or to this student as it is when the call begins. Return the mean over
+        contexts and over the last tenth of the steps of KL(t || student) for a dense target, and for a relative one of
+        the cross entropy less that of the reference, which starts at 0 and falls if the student is its own reference.
 
         `rate` and `batch` replace those of the configuration. With `average` > 0 the parameters are at the end
         averaged over that share of the steps, the last ones. With `public_weight` > 0 each step adds that multiple
@@ -197,8 +203,14 @@ class Student(ABC):
         target = check_target(target, sequences, self.vocab)
         public = self._check_public(public, public_weight)
         how = Distillation(steps, seed, rate, batch, average, public, public_weight)
-        reference = self.copy() if target.relative else None
-        return check_finite(self._distill(sequences, target, reference, how))
+        return check_finite(self._distill(sequences, target, self._check_reference(target, reference), how))
+
+    def _check_reference(self, target: Target, reference: "Student | None") -> "Student | None":
+        if not target.relative:
+            return None
+        if reference is not None and reference.vocab != self.vocab:
+            raise InputError(f"reference must have the vocabulary of the student, {self.vocab}, got {reference.vocab}")
+        return reference or self.copy()
 
     def _check_public(self, public: np.ndarray | None, weight: float) -> np.ndarray | None:
         if not np.isfinite(weight) or weight < 0:

@@ -87,9 +87,11 @@ class HuggingFaceConfig:
     """State which model it is and how it is trained.
 
     `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
-    `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, on all linear
-    layers; 0 trains all weights. `dtype` is the precision of the pretrained weights, which "bfloat16" halves;
-    adapters are always trained in float32. A minibatch of `batch` windows of `length` tokens is done `micro` at a time.
+    `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, which stand beside all
+    linear modules of the last `lora_layers` layers (0: of all layers); `lora` = 0 trains all weights. `dtype` is the
+    precision of the pretrained weights, which "bfloat16" halves; adapters are always trained in float32. A minibatch of
+    `batch` windows of `length` tokens is done `micro` at a time; `checkpointing` computes layers again in the backward
+    pass, which takes less memory and a third more time.
 
     The last three say what was found in the folder: V, how many parameters are trained, and the SHA-256 of
     the pretrained weights. Left empty they are filled in; given, as in a student's file, they are checked,
@@ -99,11 +101,13 @@ class HuggingFaceConfig:
     path: str
     bos: bool = False
     lora: int = 8
+    lora_layers: int = 0
     lora_alpha: float = 16.0
     dtype: Literal["float32", "bfloat16"] = "float32"
     length: int = 64
     batch: int = 4
     micro: int = 4
+    checkpointing: bool = False
     rate: float = 5e-4
     distill_rate: float = 5e-4
     weight_decay: float = 0.0
@@ -113,7 +117,7 @@ class HuggingFaceConfig:
     weights: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("lora", "vocab", "parameters"):
+        for name in ("lora", "lora_layers", "vocab", "parameters"):
             check_count(name, getattr(self, name), 0)
         if self.dtype not in ("float32", "bfloat16"):
             raise InputError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}")

@@ -12,7 +12,8 @@ import numpy as np
 from fpld.errors import InputError, MissingExtraError
 from fpld.pace import Pace
 from fpld.rules.target import Target
-from fpld.students.base import Distillation, Student, TailAverage, check_count, tail_mean
+from fpld.students.base import Distillation, Student, TailAverage, check_count, check_sequences, tail_mean
+from fpld.students.predictor import Predictor
 
 try:
     import torch
@@ -77,30 +78,41 @@ class GradientStudent(Student):
 
     @torch.inference_mode()
     def _block(self, sequences: np.ndarray) -> np.ndarray:
-        out: np.ndarray = self._network(self._ids(sequences)).float().cpu().numpy()
-        return out.reshape(-1, self.vocab)
+        return as_rows(self.predict(sequences))
 
     def _ids(self, ids: np.ndarray) -> Tensor:
         return torch.from_numpy(ids.astype(np.int64)).to(self.device)
 
-    def log_chances(self, sequences: np.ndarray) -> Tensor:
-        """Return the log-probabilities [B, T, V] of the tokens that follow, on the student's device."""
-        return F.log_softmax(self._network(self._ids(sequences)).float(), dim=-1)
+    def predictor(self, sequences: np.ndarray) -> Predictor:
+        """Return what predicts these sequences as long as the student stays as it is, on its device."""
+        return TensorPredictor(self, check_sequences(sequences, self.vocab, self.longest))
+
+    def predict(self, sequences: np.ndarray) -> Tensor:
+        """Return the logits [B, T, V] of the tokens that follow, on the student's device."""
+        out: Tensor = self._network(self._ids(sequences)).float()
+        return out
+
+    def _token_loss(self, ids: Tensor) -> Tensor:
+        """Return the mean cross entropy of windows [B, T+1]."""
+        return F.cross_entropy(self._network(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
+
+    def _target_loss(self, sequences: np.ndarray, t: Tensor) -> Tensor:
+        """Return the mean cross entropy of sequences [B, T] to targets [B, T, V]."""
+        return -(t * F.log_softmax(self.predict(sequences), dim=-1)).sum() / sequences.size
 
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
         rng, batch = np.random.default_rng(seed), self.config.batch
         pace = Pace("training", steps, tokens=batch * self.window)
         return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), pace, rate or self.config.rate)
 
-    def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
+    def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
         rng, batch = np.random.default_rng(how.seed), how.batch or self.config.batch
         order = np.empty(0, np.int64)
         teacher = make_teacher(target, sequences, reference, self.device)
 
         def loss(rows: np.ndarray) -> Tensor:
             t, constant = teacher.take(rows)
-            value: Tensor = -(t * self.log_chances(sequences[rows])).sum() / sequences[rows].size - constant
-            return value
+            return self._target_loss(sequences[rows], t) - constant
 
         def step() -> float:
             nonlocal order
@@ -119,9 +131,7 @@ class GradientStudent(Student):
         windows = tokens[starts[:, None] + np.arange(self.window + 1)]  # [B, T+1]
 
         def loss(part: slice) -> Tensor:
-            ids = self._ids(windows[part])
-            logits = self._network(ids[:, :-1]).flatten(0, 1).float()
-            return weight * F.cross_entropy(logits, ids[:, 1:].flatten())
+            return weight * self._token_loss(self._ids(windows[part]))
 
         return self._accumulate(loss, batch)
 
@@ -157,6 +167,27 @@ class GradientStudent(Student):
             pace.add(loss=losses[-1])
         tail.finish()
         return tail_mean(losses)
+
+
+class TensorPredictor(Predictor):
+    """Predict with a student in PyTorch."""
+
+    student: GradientStudent
+
+    @torch.no_grad()
+    def tensor(self, rows: np.ndarray) -> Tensor:
+        """Return the logits [B, T, V] of some sequences, on the student's device."""
+        return self.student.predict(self.sequences[rows])
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """Return the logits [B*T, V] of some sequences."""
+        return as_rows(self.tensor(rows))
+
+
+def as_rows(logits: Tensor) -> np.ndarray:
+    """Return logits [B, T, V] as [B*T, V]."""
+    rows: np.ndarray = logits.flatten(0, 1).cpu().numpy()
+    return rows
 
 
 def schedule(step: int, steps: int) -> float:

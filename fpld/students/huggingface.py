@@ -2,70 +2,68 @@
 
 The model comes from a local folder: nothing is looked up on a hub and no code in the folder is run. A large
 vocabulary makes logits heavy (V = 49152: 197 kB for each context in float32), so blocks are small and
-gradients are summed over a few sequences at a time. LoRA is by Hu et al., "LoRA: Low-Rank Adaptation of Large
-Language Models" (2022).
+gradients are summed over a few sequences at a time.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import importlib
 import json
-import logging
-import os
-import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from fpld.data.pretrained import PretrainedTokenizer, same_tokens
+import numpy as np
+
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.arrays import read_arrays
-from fpld.students.base import check_count
+from fpld.students.base import check_count, check_sequences
 from fpld.students.configs import HuggingFaceConfig
 from fpld.students.export import export_pretrained
+from fpld.students.folders import check_tokenizer, load_model, load_tokenizer, locate, weights_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy as np
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fpld.data import Tokenizer
+    from fpld.students.predictor import Predictor
 
 try:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
 
-from fpld.students.gradient import GradientStudent
-
-log = logging.getLogger(__name__)
+from fpld.students.adapters import stack, with_adapters
+from fpld.students.causal import Network, recompute, text_config
+from fpld.students.gradient import GradientStudent, TensorPredictor
+from fpld.students.readout import target_loss, token_loss
 
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
 
-# Reading a model and drawing adapters change what the process has once: two threads at it leave weights missing.
-_ALONE = threading.Lock()
 
+class Remembering(TensorPredictor):
+    """Keep the last hidden states of what was predicted once: C numbers for each context instead of V."""
 
-class Network(nn.Module):
-    """Map token ids [B, T] to the logits [B, T, V] of the tokens that follow."""
+    student: HuggingFace
 
-    def __init__(self, model: nn.Module, bos: int | None) -> None:
-        super().__init__()
-        self.model = model
-        self.bos = bos
+    def __init__(self, student: HuggingFace, sequences: np.ndarray) -> None:
+        super().__init__(student, sequences)
+        self._kept = torch.empty(0)  # [S, T, C], once C is known
+        self._known = np.zeros(len(sequences), bool)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Put the first token before the sequences if there is one; its own logits belong to no context."""
-        if self.bos is None:
-            out: Tensor = self.model(input_ids=ids, use_cache=False).logits
-            return out
-        first = torch.full((len(ids), 1), self.bos, dtype=ids.dtype, device=ids.device)
-        with_first: Tensor = self.model(input_ids=torch.cat((first, ids), 1), use_cache=False).logits
-        return with_first[:, 1:]
+    @torch.no_grad()
+    def tensor(self, rows: np.ndarray) -> Tensor:
+        """Return the logits [B, T, V] of some sequences, on the student's device."""
+        new = rows[~self._known[rows]]
+        if new.size:
+            found = self.student.features(self.sequences[new])
+            if not self._known.any():
+                self._kept = found.new_empty((len(self.sequences), *found.shape[1:]))
+            self._kept[new] = found
+            self._known[new] = True
+        return self.student.read_out(self._kept[rows])
 
 
 class HuggingFace(GradientStudent):
@@ -74,6 +72,7 @@ class HuggingFace(GradientStudent):
     kind = "huggingface"
     Config = HuggingFaceConfig
     config: HuggingFaceConfig  # with what was found in the folder
+    _network: Network
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
@@ -81,15 +80,19 @@ class HuggingFace(GradientStudent):
         digest = weights_digest(path)
         _agree("weights", config.weights, digest, path)  # before a model is made, which takes longer
         model = load_model(path, config.dtype)
-        _agree("vocab", config.vocab, int(model.config.vocab_size), path)
-        bos = model.config.bos_token_id if config.bos else None
+        vocab = int(text_config(model).vocab_size)
+        _agree("vocab", config.vocab, vocab, path)
+        bos = text_config(model).bos_token_id if config.bos else None
         if config.bos and bos is None:
             raise InputError(f"bos must be False for {path}: its config.json names no bos_token_id")
-        self._positions = getattr(model.config, "max_position_embeddings", None)
-        self._network = Network(_with_lora(model, config, seed), bos).eval()
+        self._positions = getattr(text_config(model), "max_position_embeddings", None)
+        if config.checkpointing:
+            recompute(model.eval())
+        network = Network(with_adapters(model, config, seed), bos)
+        self._network = network if config.checkpointing else network.eval()
+        self._network.examine(str(path))
         count = sum(weight.numel() for weight in self._trained().values())
         _agree("parameters", config.parameters, count, path)
-        vocab = int(model.config.vocab_size)
         self.config = dataclasses.replace(config, vocab=vocab, parameters=count, weights=digest)
         if self.longest is not None and config.length > self.longest:
             raise InputError(f"length must be at most {self.longest} for {path}, got {config.length}")
@@ -127,7 +130,16 @@ class HuggingFace(GradientStudent):
         """Return a student with the same parameters; weights that are never trained are shared."""
         other = copy.copy(self)
         frozen = {id(weight): weight for weight in self._network.parameters() if not weight.requires_grad}
-        other._network = copy.deepcopy(self._network, frozen)
+        wide = self._network.wide
+        other._network = copy.deepcopy(self._network, frozen if wide is None else {**frozen, id(wide): wide})
+        return other
+
+    def stacked(self, states: Sequence[Mapping[str, np.ndarray]]) -> Self:
+        """Return a student whose adapters add the mean of what those of several states add."""
+        ranks, alpha = self.config.lora * len(states), self.config.lora_alpha * len(states)
+        config = dataclasses.replace(self.config, lora=ranks, lora_alpha=alpha, parameters=0)
+        other = type(self)(config, seed=0, device=self.device.type)
+        other.load_state(stack(states))
         return other
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -141,123 +153,34 @@ class HuggingFace(GradientStudent):
         tokenizer = load_tokenizer(self.config.path)
         export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self.config.path).name)
 
+    def predictor(self, sequences: np.ndarray) -> Predictor:
+        """Return what predicts these sequences as long as the student stays as it is; hidden states are kept."""
+        sequences = check_sequences(sequences, self.vocab, self.longest)
+        return Remembering(self, sequences) if self._network.apart else TensorPredictor(self, sequences)
+
+    def features(self, sequences: np.ndarray) -> Tensor:
+        """Return the last hidden states [B, T, C] of sequences [B, T]."""
+        return self._network.features(self._ids(sequences))
+
+    def read_out(self, features: Tensor) -> Tensor:
+        """Return the logits [B, T, V] of hidden states, in float32."""
+        return self._network.read_out(features).float()
+
+    def _token_loss(self, ids: Tensor) -> Tensor:
+        weight = self._network.frozen_read_out
+        if weight is None:
+            return super()._token_loss(ids)
+        return token_loss(self._network.features(ids[:, :-1]).flatten(0, 1), weight, ids[:, 1:].flatten())
+
+    def _target_loss(self, sequences: np.ndarray, t: Tensor) -> Tensor:
+        weight = self._network.frozen_read_out
+        if weight is None:
+            return super()._target_loss(sequences, t)
+        return target_loss(self.features(sequences).flatten(0, 1), weight, t.flatten(0, 1))
+
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
         fits = BLOCK_BYTES // (4 * self.vocab * sequences.shape[1])
         return super()._blocks(sequences, max(1, min(size, fits)))
-
-
-class HuggingFaceTokenizer(PretrainedTokenizer):
-    """The tokenizer of a model: a name of `MODELS`, a folder or a GGUF file."""
-
-    def __init__(self, path: str | os.PathLike[str], *, vocab: int | None = None) -> None:
-        """Read it; `vocab` is the V of the model, which may be larger than the tokenizer's own."""
-        tokenizer = load_tokenizer(path)
-        if not getattr(tokenizer, "is_fast", False):
-            raise InputError(f"{path} must hold a tokenizer.json: only fast tokenizers are read")
-        super().__init__(tokenizer.backend_tokenizer.to_str(), vocab=vocab)
-
-
-def load_tokenizer(path: str | os.PathLike[str]) -> Any:
-    """Load the tokenizer of a model as transformers has it, with its special tokens."""
-    folder, options = _place(locate(path))
-    return require("transformers").AutoTokenizer.from_pretrained(folder, **options)
-
-
-def check_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
-    """Refuse a tokenizer with other tokens than those of the model at `path`: equal numbers of them say nothing."""
-    place = locate(path)
-    if place.is_dir() and not (place / "tokenizer.json").exists():
-        log.warning("%s has no tokenizer.json: nobody can tell whether its tokens are those of the federation", path)
-        return
-    own = HuggingFaceTokenizer(path)
-    if not same_tokens(own.library_json(), tokenizer.library_json()):
-        raise InputError(
-            f"{path} has another tokenizer than the federation, though both may have {own.vocab} tokens: set "
-            "tokenizer.kind to 'huggingface' and tokenizer.path to this model, or give a model with the same tokens"
-        )
-
-
-def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
-    """Return the tokenizer of a model, with the model's V."""
-    folder, options = _place(locate(path))
-    try:
-        config = require("transformers").AutoConfig.from_pretrained(folder, **options)
-        vocab = int(config.vocab_size)
-    except (OSError, ValueError, AttributeError) as error:
-        first = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path} must hold the config.json of a language model: {first}") from error
-    return HuggingFaceTokenizer(path, vocab=vocab)
-
-
-def locate(path: str | os.PathLike[str]) -> Path:
-    """Return the place of a model: a name of `MODELS` is brought into the cache, any other path is itself."""
-    return MODELS[str(path)]() if str(path) in MODELS else Path(path)
-
-
-def _smollm2() -> Path:
-    from fpld.students.smollm2 import prepare_smollm2  # it builds on this module
-
-    return prepare_smollm2()
-
-
-MODELS: dict[str, Callable[[], Path]] = {"smollm2": _smollm2}
-"""Models by name; a student's file holds the name, so that it can move to another machine."""
-
-
-def load_model(path: Path, dtype: str = "float32") -> Any:
-    """Load a model in float32 or bfloat16 from a folder of safetensors or a GGUF file; never from a hub or a pickle."""
-    folder, options = _place(path)
-    if "gguf_file" in options:
-        require("gguf")
-    else:
-        options["use_safetensors"] = True
-    wanted = {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype]
-    automatic = require("transformers").AutoModelForCausalLM
-    try:
-        with _ALONE:
-            model, report = automatic.from_pretrained(folder, dtype=wanted, output_loading_info=True, **options)
-    except Exception as error:  # the readers of weights raise types of their own
-        first = str(error).strip().partition("\n")[0]
-        raise InputError(f"{path} must hold a causal language model that can be read: {first}") from error
-    if report["missing_keys"]:  # they would be drawn at random, with no more than a line in a log
-        raise InputError(f"{path} must hold all weights of its model, missing are {sorted(report['missing_keys'])}")
-    return model
-
-
-def weights_digest(path: Path) -> str:
-    """Return the SHA-256 over the names and contents of the weight files, in sorted order."""
-    _place(path)
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    if not files:
-        raise InputError(f"{path} must hold *.safetensors, got none: save the model with save_pretrained()")
-    hashed = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            hashed.update(f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
-    return hashed.hexdigest()
-
-
-def require(module: str) -> Any:
-    """Import an optional module; `transformers` learns before its import that there is no hub."""
-    # Read when transformers is imported. Without it a mistyped folder is looked up on the hub, for 47 s.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        found = importlib.import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(f"a Hugging Face model ({module})", "huggingface") from error
-    if module == "transformers":
-        found.utils.logging.disable_progress_bar()
-    return found
-
-
-def _place(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the folder and the options by which transformers finds what is at `path`."""
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    if path.is_file() and path.suffix == ".gguf":
-        return str(path.parent), {"gguf_file": path.name, **options}
-    if not path.is_dir():
-        raise InputError(f"{path} must be a model folder or a .gguf file on this machine, and is neither")
-    return str(path), options
 
 
 def _agree(name: str, said: object, found: object, path: Path) -> None:
@@ -266,20 +189,3 @@ def _agree(name: str, said: object, found: object, path: Path) -> None:
             f"{name} must be {said} for this student, but {path} has {found}: "
             "give the folder of the model that the student was made from"
         )
-
-
-def _with_lora(model: Any, config: HuggingFaceConfig, seed: int) -> Any:
-    if config.lora == 0:
-        return model
-    peft = require("peft")
-    settings = peft.LoraConfig(
-        r=config.lora,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-    # The adapters' first draw must neither depend on the global generator nor move it.
-    with _ALONE, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return peft.get_peft_model(model, settings)

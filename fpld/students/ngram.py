@@ -12,7 +12,6 @@ where `buckets` exceeds the vocabulary; longer ones are hashed, in integers: the
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
@@ -121,14 +120,16 @@ class NGram(Student):
         pace = Pace("training", steps, tokens=self.config.batch)
         return self._train([batch], pace, rate or self.config.rate)
 
-    def _distill(self, sequences: np.ndarray, target: Target, reference: Self | None, how: Distillation) -> float:
+    def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
         rng, size = np.random.default_rng(how.seed), how.batch or self.config.batch
         rows = self._rows(sequences).reshape(-1, self.config.order)
 
+        draw = contexts_of(self, reference, sequences, rows, size)
+
         def probe_batch() -> Batch:
-            chosen = rng.integers(len(rows), size=size)
-            p, log_p = target.rows(chosen, None if reference is None else reference._logits(rows[chosen]))
-            return Batch(rows[chosen], p, -float(np.sum(p * log_p, dtype=np.float64)) / size, 1.0)
+            chosen, known = draw(rng)
+            p, log_p = target.rows(chosen, known)
+            return Batch(rows[chosen], p, -float(np.sum(p * log_p, dtype=np.float64)) / len(chosen), 1.0)
 
         batches = [probe_batch]
         if how.public is not None:
@@ -197,6 +198,29 @@ class Batch:
         """Return the mean over the contexts of the cross entropy of q to p, in nats, less the constant."""
         log_q = np.log(np.maximum(q, np.finfo(np.float32).tiny))
         return -float(np.sum(self.p * log_q, dtype=np.float64)) / len(q) - self.constant
+
+
+def contexts_of(
+    student: NGram, reference: Student | None, sequences: np.ndarray, rows: np.ndarray, size: int
+) -> Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray | None]]:
+    """Return what draws about `size` contexts, with the logits of the reference for them if there is one.
+
+    Any contexts, if they cost nothing by themselves; another kind of model predicts whole sequences.
+    """
+    if reference is None or (isinstance(reference, NGram) and reference.config == student.config):
+
+        def some(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
+            chosen = rng.integers(len(rows), size=size)
+            return chosen, None if reference is None else reference._logits(rows[chosen])
+
+        return some
+    predictor, (count, length) = reference.predictor(sequences), sequences.shape
+
+    def whole(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
+        chosen = rng.integers(count, size=max(1, size // length))
+        return (chosen[:, None] * length + np.arange(length)).ravel(), predictor.logits(chosen)
+
+    return whole
 
 
 def text_batch(

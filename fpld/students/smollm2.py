@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld.data.fetch import ARCHIVES, FetchError, cache_folder, fetch
-from fpld.students.huggingface import load_model, require
+from fpld.students.folders import load_model, require
 
 if TYPE_CHECKING:
     import os

@@ -6,7 +6,7 @@ somewhere, and the constant of the loss, so that -sum t log q / contexts - const
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -15,10 +15,14 @@ from torch import Tensor
 
 from fpld.codecs.prior import EIGHTHS, LEAST_PRIOR
 from fpld.errors import InputError
+from fpld.numerics import split
 
 if TYPE_CHECKING:
     from fpld.rules.target import Target
-    from fpld.students.gradient import GradientStudent
+    from fpld.students.base import Student
+
+
+_BLOCK = 1 << 20  # coordinates that are worked on together
 
 
 class Teacher(Protocol):
@@ -60,23 +64,37 @@ class Relative:
     The constant is the cross entropy of the reference to the target, so that the loss starts at 0.
     """
 
-    def __init__(self, target: Target, sequences: np.ndarray, reference: GradientStudent) -> None:
-        self._target, self._sequences, self._reference = target, sequences, reference
+    def __init__(self, target: Target, sequences: np.ndarray, reference: Student, device: torch.device) -> None:
+        self._target, self._length, self._device = target, sequences.shape[1], device
+        self._predictor: Any = reference.predictor(sequences)
 
     @torch.no_grad()
     def take(self, rows: np.ndarray) -> tuple[Tensor, float]:
         """Return t = pi + change of some sequences, and the mean cross entropy of the reference to it."""
-        length = self._sequences.shape[1]
-        contexts = (rows[:, None] * length + np.arange(length)).ravel()
-        log_q = self._reference.log_chances(self._sequences[rows])
-        t = round_prediction(log_q)
+        contexts = (rows[:, None] * self._length + np.arange(self._length)).ravel()
+        t = self._logits(rows).view(len(contexts), -1)
         places, tokens, changes = self._target.changed(contexts)
-        where = [torch.from_numpy(index.astype(np.int64)).to(log_q.device) for index in (places, tokens)]
-        # Not scatter_add_: on a GPU that adds in any order, and this in one.
-        t.view(len(contexts), -1).index_put_(
-            (where[0], where[1]), torch.from_numpy(changes).to(log_q.device), accumulate=True
-        )
-        return t, -float((t * log_q).sum()) / len(contexts)
+        total = 0.0
+        for part in split(len(contexts), t.shape[1], _BLOCK):
+            log_q = F.log_softmax(t[part.start : part.stop], dim=-1)
+            some = round_prediction(log_q)
+            first, last = np.searchsorted(places, [part.start, part.stop])
+            where = [self._here(index[first:last].astype(np.int64)) for index in (places - part.start, tokens)]
+            # Not scatter_add_: on a GPU that adds in any order, and this in one.
+            some.index_put_((where[0], where[1]), self._here(changes[first:last]), accumulate=True)
+            t[part.start : part.stop] = some
+            total -= float((some * log_q).sum())
+        return t.view(len(rows), self._length, -1), total / len(contexts)
+
+    def _logits(self, rows: np.ndarray) -> Tensor:
+        """Return the reference's logits, an array that nobody else holds."""
+        if hasattr(self._predictor, "tensor"):
+            found: Tensor = self._predictor.tensor(rows)
+            return found
+        return self._here(self._predictor.logits(rows))
+
+    def _here(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
 
 
 def round_prediction(log_q: Tensor) -> Tensor:
@@ -86,16 +104,14 @@ def round_prediction(log_q: Tensor) -> Tensor:
     between two eighths may go to the other one.
     """
     eighths = (log_q * EIGHTHS).round_().clamp_(LEAST_PRIOR, 0)
-    return F.softmax(eighths / EIGHTHS, dim=-1)
+    return F.softmax(eighths.div_(EIGHTHS), dim=-1)
 
 
-def make_teacher(
-    target: Target, sequences: np.ndarray, reference: GradientStudent | None, device: torch.device
-) -> Teacher:
+def make_teacher(target: Target, sequences: np.ndarray, reference: Student | None, device: torch.device) -> Teacher:
     """Return the teacher for a target of these sequences [S, T]; a relative target needs its reference student."""
     if target.logits is not None:
         count, length = sequences.shape
         return Dense(target.logits, (count, length), device)
     if reference is None:
         raise InputError("reference must be a student for a relative target, got None")
-    return Relative(target, sequences, reference)
+    return Relative(target, sequences, reference, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from fpld.config import load, parse
 from fpld.data import load_tokenizer
 from fpld.engines.local.run import run
 from fpld.errors import InputError, MissingExtraError
+from fpld.federation import onebit
 from fpld.federation.training import make_student
+from fpld.protocol.wire import OVERHEAD
 from fpld.storage.arrays import read_arrays
 from fpld.students import load as load_student
 from fpld.students import student_class
@@ -85,7 +88,7 @@ def configuration(world: Path) -> str:
         [distill]
         steps = 12
         [baselines]
-        methods = ["alone", "pooled", "fedavg", "float32"]
+        methods = ["alone", "pooled", "fedavg", "fedavg-1bit", "flora", "float32"]
         [engine]
         workers = 0
         """
@@ -100,10 +103,16 @@ def finished(world: Path) -> tuple[list[dict[str, object]], Path]:
 def test_runs_to_the_end_and_learns(finished: tuple[list[dict[str, object]], Path]) -> None:
     rows, out = finished
     loss = {row["method"]: float(str(row["heldout_loss"])) for row in rows}
-    assert set(loss) == {"base", "alone: north", "alone: south", "pooled", "fedavg", "float32 logits", "fpld"}
+    averaged = {"fedavg", "fedavg-1bit", "flora, 1 round"}
+    assert set(loss) == {"base", "alone: north", "alone: south", "pooled", *averaged, "float32 logits", "fpld"}
+    assert all(loss[name] < loss["base"] for name in averaged)
     assert loss["fpld"] < loss["base"]
     sent = {row["method"]: int(str(row["uplink_bytes"])) for row in rows}
     assert sent["fpld"] <= 2 * (64 * V * (4.0 + 6.5) / 8 + 2 * 200)
+    student = load_student(out / "student.safetensors")
+    adapters, in_bits = 4 * student.parameters, len(onebit.encode(student.state(), seed=0))
+    expected = 2 * 2 * adapters, 2 * 2 * in_bits, 2 * adapters
+    assert (sent["fedavg"], sent["fedavg-1bit"], sent["flora, 1 round"]) == expected
     assert len((out / "trace.jsonl").read_text().splitlines()) == 2
 
 
@@ -171,3 +180,6 @@ def test_the_preset_is_sound() -> None:
     config, _ = load("huggingface")
     assert config.model_path == "smollm2"
     assert config.base is None
+    assert len(config.nodes) >= 4
+    labels = sum(node.context_bits or math.inf for node in config.nodes) * config.probe.contexts / 8
+    assert config.run.rounds * (labels + len(config.nodes) * OVERHEAD) <= 2e6

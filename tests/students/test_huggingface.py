@@ -16,9 +16,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from fpld.students import huggingface  # noqa: E402
+from fpld.students import folders, huggingface  # noqa: E402
 from fpld.students.configs import HuggingFaceConfig  # noqa: E402
-from fpld.students.huggingface import HuggingFace, HuggingFaceTokenizer, model_tokenizer  # noqa: E402
+from fpld.students.folders import HuggingFaceTokenizer, model_tokenizer  # noqa: E402
+from fpld.students.huggingface import HuggingFace  # noqa: E402
 from tests.tiny_llama import make_llama  # noqa: E402
 
 V = 60
@@ -256,7 +257,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
-        huggingface.require("peft")
+        folders.require("peft")
 
 
 def test_tokenizer_of_a_folder(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ import pytest
 from fpld.errors import InputError
 from fpld.numerics import log_softmax, softmax
 from fpld.rules.target import rounded_prediction
-from fpld.students import Student, Target, divergence
+from fpld.students import Student, Target, divergence, targets
 from fpld.students.base import TailAverage
+from fpld.students.ngram import NGram, NGramConfig
 from tests.students.test_conformance import TABLE, Row, V, mean_kl, same, sequences, text
 
 PROBE = sequences(8)
@@ -252,3 +253,28 @@ def test_nothing_of_the_size_of_contexts_times_vocabulary_is_held(kind: str) -> 
         pytest.importorskip("torch")
     run = subprocess.run([sys.executable, "-c", MEMORY, kind], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 200
+
+
+@pytest.mark.parametrize("other", ["ngram", "transformer"])
+def test_a_student_learns_from_a_model_of_another_kind(row: Row, other: str) -> None:
+    teacher, student = TABLE[other].make(4), row.make(3)
+    teacher.finetune(text(6), steps=TABLE[other].steps, seed=0)
+    state, before = teacher.state(), mean_kl(teacher.logits(PROBE), student.logits(PROBE))
+    student.distill(PROBE, Target.unchanged(M, V), steps=3 * row.steps, seed=1, reference=teacher)
+    assert mean_kl(teacher.logits(PROBE), student.logits(PROBE)) < 0.4 * before
+    assert all(np.array_equal(state[name], value) for name, value in teacher.state().items())
+
+
+def test_a_reference_of_another_vocabulary_is_refused() -> None:
+    student, other = TABLE["ngram"].make(3), NGram(NGramConfig(vocab=V + 1, buckets=64))
+    with pytest.raises(InputError, match="reference must have the vocabulary of the student, 24, got 25"):
+        student.distill(PROBE, Target.unchanged(M, V), steps=1, seed=0, reference=other)
+
+
+def test_of_a_large_probe_set_some_sequences_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    student, logits = TABLE["ngram"].make(3), TABLE["ngram"].make(4).logits(PROBE)
+    length = PROBE.shape[1]
+    rows = np.arange(len(PROBE)).repeat(length) % 3 == 0
+    expected = divergence(student, PROBE[::3], Target.dense(logits[rows]))
+    monkeypatch.setattr(targets, "_MOST", M * V // 3 + V)
+    assert divergence(student, PROBE, Target.dense(logits)) == pytest.approx(expected, rel=1e-6)

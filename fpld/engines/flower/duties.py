@@ -119,7 +119,7 @@ def _told(home: Home, round: int) -> Iterator[None]:
 def _compare(home: Home, order: Order, loss: float) -> dict[str, float | None]:
     """Tell the site, in its log, what the student is worth to it beside its own models; return what these have."""
     text, said = read_arrays(order.place.folder / HELDOUT)[0]["0"], [f"the student {loss:.4f}"]
-    own = own_losses(order.place.folder, text, order.part.length)
+    own = own_losses(order.place.folder, [text], 0, order.part.length)
     for name, what in (("own", "this node's own model of this round"), ("alone", "its model without the federation")):
         if own[name] is not None:
             said.append(f"{what} {own[name]:.4f}")

@@ -61,8 +61,8 @@ class Averaging:
         for round in range(1, rounds + 1):
             log.info("baseline: %s, round %d of %d", self.name, round, rounds)
             updates = []
-            for node, trained in enumerate(_trained(bench, state, round, rounds)):
-                update = {name: trained[name] - value for name, value in state.items()}
+            for node, own in enumerate(trained(bench, state, round, rounds)):
+                update = {name: own[name] - value for name, value in state.items()}
                 size, arrived = self.send(update, derive_seed(bench.config.run.seed, "signs", rounds, round, node))
                 uplink += size
                 updates.append(arrived)
@@ -76,7 +76,7 @@ def _label(name: str, rounds: int) -> str:
     return f"{name}, {rounds} round{'s' * (rounds > 1)}"
 
 
-def _trained(bench: Bench, state: Arrays, round: int, rounds: int) -> Sequence[Arrays]:
+def trained(bench: Bench, state: Arrays, round: int, rounds: int) -> Sequence[Arrays]:
     """Return the nodes' models after a round of local training from a common state."""
     config = bench.config
     if rounds == config.run.rounds == 1 and config.baselines.fedavg_rate in (None, config.local.rate):

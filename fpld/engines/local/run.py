@@ -12,7 +12,7 @@ from fpld.engines.local.engine import federate
 from fpld.engines.pool import Counting, Lanes, make_pool
 from fpld.federation import jobs
 from fpld.federation.claim import claim
-from fpld.federation.own import write_own
+from fpld.federation.own import own_rows, write_own
 from fpld.federation.prepare import prepare
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
@@ -56,10 +56,13 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             lanes.allow(count)
             rows = base(bench)
             nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
-            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length, federation.run_id)
+            differ = any(node.student for node in config.nodes)
+            whose = nodes, heldout, config.probe.length, federation.run_id
+            own = lanes.lane(0).submit(jobs.evaluate_own, *whose, everywhere=differ)
             for future in others:
                 rows += future.result()
             write_own(store, federation.names, own.result())
+            rows += own_rows(federation.names, own.result(), prepared.bytes_per_token)
         return finish_run(federation, rows)
 
 
@@ -74,6 +77,7 @@ def jobs_in(config: Config) -> int:
         "pooled": 2,
         "fedavg": averaging,
         "fedavg-1bit": averaging,
+        "flora": 1 if rounds == 1 else 1 + nodes,
         "ensemble": 1,
         "float32": plain,
     }
