@@ -279,4 +279,4 @@ def test_models_that_are_kept_are_of_this_run(file: str, config_file: Path) -> N
         read_of_run(run.store.path / file, name)
     if file != "best.safetensors":
         with pytest.raises(InputError, match="is not of this run"):
-            evaluate_own(run.store.path / "nodes", run.setup.run.path / HELDOUT, 16, run.run_id)
+            evaluate_own(run.store.path / "nodes", run.setup.run.path / HELDOUT, 16, run.run_id, everywhere=False)
