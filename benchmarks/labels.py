@@ -33,7 +33,7 @@ from fpld.federation.keep import OWN
 from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.training import heldout_losses, open_student
 from fpld.protocol.combine import combine
-from fpld.protocol.replies import Replies
+from fpld.protocol.replies import Replies, Silent
 from fpld.registry import codecs
 from fpld.report.figures import save_figure
 from fpld.rules import MIXTURE
@@ -47,7 +47,6 @@ from fpld.types import Plan
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fpld.protocol.replies import Sample
     from fpld.rules.target import Target
 
     Row = dict[str, Any]
@@ -64,15 +63,6 @@ class Case(NamedTuple):
     run: Path
     codec: str
     size: float
-
-
-class Silent:
-    """An observer that wants nothing."""
-
-    samples = squares = False
-
-    def look(self, sample: Sample) -> None:
-        """Look at nothing."""
 
 
 def contexts_for(codec: str, size: float, nodes: int, vocab: int, most: int) -> int:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fpld.federation.prepare import Public
     from fpld.federation.state import Line
     from fpld.protocol import Combined, Task
+    from fpld.rules.target import Target
     from fpld.storage.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     _warn(aggregator, combined)
     phase("distilling")
     subject = Subject(setup.method, aggregator.round, "student")
-    arguments = _distillation(setup, state, combined)
+    arguments = distillation(setup, state, combined.target)
     student, divergence = setup.pool.submit(run_on, subject, jobs.distill, *arguments).result()
     line = _summary(aggregator, combined, divergence)
     aggregator.distilled()
@@ -128,8 +129,8 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     return State(student, *aggregator.state(), target), Info(combined, line)
 
 
-def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
-    """Return the arguments of the distillation job of the round after a state."""
+def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
+    """Return the arguments of a distillation job to a target, in the round after a state."""
     config, round = setup.config, state.round + 1
     options = {
         "steps": config.distill.steps,
@@ -140,7 +141,7 @@ def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, 
         "average": config.distill.average,
     }
     public = setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
-    return setup.base, state.student, setup.probe(round), combined.target, options, public
+    return setup.base, state.student, setup.probe(round), target, options, public
 
 
 def _warn(aggregator: Aggregator, combined: Combined) -> None:

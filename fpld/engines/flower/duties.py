@@ -141,7 +141,7 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
         _insist(what, str(found), str(probe.vocab), of="the probe set's")
     text = node_text(part, home.documents(), tokenizer)
     folder.write_json(PART, part.model_dump(mode="json"))
-    folder.write_arrays(TEXT, {"tokens": text.train})
+    folder.write_arrays(TEXT, text.arrays)
     folder.write_arrays(HELDOUT, {"0": text.heldout}, {"bytes": text.heldout_bytes})
 
 
