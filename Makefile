@@ -25,7 +25,7 @@ browser: ## Chromium from the system's packages, for the tests of pages (FPLD_BR
 	|| { $$as env DEBIAN_FRONTEND=noninteractive apt-get update -qq && $$as env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation >/dev/null; } \
 	|| { echo "Chromium cannot be installed here: install it by hand, or run FPLD_BROWSER=none make test"; exit 1; }
 
-demo: setup ## the main job: a federation on real text, with its baselines (about four minutes)
+demo: setup ## the main job: a federation on real text, with its baselines (about five minutes)
 	$(BIN)/fpld run
 
 reproduce: setup ## the paper's figures and theorems, with our numbers next to the paper's (under a minute)

@@ -47,6 +47,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[s
     return [row for row in rows if row["codec"] != "limit"]
 
 
+@pytest.mark.slow
 def test_columns_budgets_and_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = scene_file(tmp_path, prior=np.zeros((5, 40), np.float32))
     arguments = "--logits", str(path), "--bits", "1,4,32", "--out", str(tmp_path / "out")
@@ -95,6 +96,7 @@ def test_without_matplotlib_the_table_is_still_written(
     assert not (tmp_path / "bench-codecs.png").exists()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def numbers(seed: int) -> list[tuple[float, float]]:
         arguments = ["--logits", str(path), "--bits", "3", "--out", str(tmp_path), "--seed", str(seed)]

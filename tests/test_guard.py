@@ -94,6 +94,7 @@ def test_attackers_count_for_nothing_and_honest_nodes_for_as_much_as_before(name
         assert np.abs(target - straight).sum() < 0.2 * np.abs(bent - straight).sum()
 
 
+@pytest.mark.slow
 def test_honest_nodes_are_rarely_distrusted() -> None:
     """24 federations of eight honest nodes and sampled labels: one node of 192 is doubted, a rate below 0.025 (95 %).
 

@@ -91,6 +91,7 @@ def test_a_disk_that_refuses_stops_no_training(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_curves_of_base_nodes_and_student(config_file: Path, tmp_path: Path) -> None:
     assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
     found = {(p["method"], p["round"], p["model"], p["what"]) for p in points(tmp_path / "out")}

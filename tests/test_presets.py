@@ -134,7 +134,16 @@ def _scaled(uplink: float | None) -> float | None:
     return None if uplink is None else uplink * 64 / 92160
 
 
-@pytest.mark.parametrize("name", ["adaptive", "refinement", "demo", "hospitals", "wikipedia", "heterogeneous-models"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "demo",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("adaptive", "refinement", "hospitals", "wikipedia", "heterogeneous-models")
+        ),
+    ],
+)
 def test_preset_runs_to_the_end(name: str, tmp_path: Path) -> None:
     config, text = configuration.load(name)
     ready = shrink(config, tmp_path / "texts")

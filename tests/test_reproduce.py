@@ -20,6 +20,7 @@ def test_claims_hold(name: str, seed: int) -> None:
     assert len(ticks) == reproduction.steps
 
 
+@pytest.mark.slow
 def test_claims_can_fail() -> None:
     """A reading that says yes to everything would be worth nothing."""
     rows = REPRODUCTIONS["fig2"].simulate(0, lambda: None)

@@ -58,6 +58,7 @@ def test_the_reported_variance_is_the_measured_one(codec: Codec) -> None:
     assert np.square(error).mean() == pytest.approx(variance.mean(), rel=0.03)
 
 
+@pytest.mark.slow
 def test_eden_has_the_error_that_its_authors_code_has() -> None:
     """NMSE times K on log-normal vectors, d = 2^17, K = 10; the authors' code gives these four."""
     vectors = centre(np.random.default_rng(0).lognormal(size=(10, 1, 2**17)).astype(np.float32))

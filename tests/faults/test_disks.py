@@ -106,6 +106,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "file"), [*((damage, CHECKPOINT) for damage in DAMAGE), ("cut", f"nodes/1/{STATE}")]
 )

@@ -80,6 +80,7 @@ def test_a_full_disk_under_the_spool_is_said(monkeypatch: pytest.MonkeyPatch) ->
         Spool(limit=0).put(0, b"frame")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

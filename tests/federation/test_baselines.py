@@ -76,6 +76,7 @@ def mixed(models: list[students.Student], text: Any) -> float:
     return float(-np.log(chances[np.arange(count), text[1 : count + 1]]).mean())
 
 
+@pytest.mark.slow
 def test_rounds_split_the_same_steps_and_share_their_first_round(
     config_file: Path, tmp_path: Path, trainings: list[int]
 ) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broadcast", ["weights", "logits"])
 def test_a_study_measures_what_the_codec_loses_and_nothing_else(config_file: Path, broadcast: str) -> None:
     loaded, _ = configuration.load(str(config_file))

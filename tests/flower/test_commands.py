@@ -110,6 +110,7 @@ def test_a_node_file_is_checked(deployment: Deployment) -> None:
         open_home(file)
 
 
+@pytest.mark.slow
 def test_the_example_is_an_app_that_flower_takes(tmp_path: Path) -> None:
     """`flwr build` checks the app as `flwr run` does, imports included, and packs what `flwr run` would send."""
     app = tmp_path / "app"
@@ -130,6 +131,7 @@ class Mine(NGram):
     kind = "mine"
 
 
+@pytest.mark.slow
 def test_a_student_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.students, "_loaded", dict(registry.students._loaded))
     registry.students.register("mine", Mine)

@@ -186,7 +186,13 @@ def agree(replies: Replies, found: tuple[Combined, Watcher], expected: tuple[Com
 
 
 @pytest.mark.parametrize("name", SCENES)
-@pytest.mark.parametrize("shape", [(M, V), (150, 3000)], ids=["all contexts are sampled", "some are"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((M, V), id="all contexts are sampled"),
+        pytest.param((150, 3000), id="some are", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("rule", ["guarded", *(r for r in DEFINITIONS if any(w[1] == rules.get(r) for w in WAYS))])
 @each_want
 def test_a_fast_way_gives_what_the_plain_way_gives(
@@ -244,7 +250,9 @@ def test_dithered_predictive_payloads_lose_their_bias_in_a_mixture_that_is_obser
     assert left < 0.95 * without
 
 
-@pytest.mark.parametrize("rule", DEFINITIONS)
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=() if rule in ("mean", "mixture") else pytest.mark.slow) for rule in DEFINITIONS]
+)
 @pytest.mark.parametrize("name", ["uniform, ranges", "predictive, prior, dithered"])
 def test_the_result_does_not_depend_on_blocks_and_threads(
     name: str, rule: str, monkeypatch: pytest.MonkeyPatch

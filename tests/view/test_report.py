@@ -117,6 +117,7 @@ def test_hostile_texts_are_shown_as_text(hostile: Path) -> None:
     assert any(EVIL_SCRIPT in [series["name"] for series in json.loads(data)["series"]] for data in page.data)
 
 
+@pytest.mark.slow
 def test_hostile_names_make_no_files_elsewhere(
     hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

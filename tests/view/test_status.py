@@ -79,6 +79,7 @@ def test_silence_is_a_stop_and_standstill_is_a_stall(tmp_path: Path) -> None:
         assert run_state(tmp_path).name in ("running", "preparing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_run_is_shown_as_stopped(number: signal.Signals, tmp_path: Path) -> None:
     write_texts(tmp_path)
@@ -105,6 +106,7 @@ def test_a_killed_run_is_shown_as_stopped(number: signal.Signals, tmp_path: Path
     assert "--resume" in page.run("killed")["live"]
 
 
+@pytest.mark.slow
 def test_a_failed_run_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_texts(tmp_path)
     text = CONFIG.format(folder=tmp_path).replace("[distill]\n", "[distill]\nrate = 1e30\n")

@@ -85,6 +85,7 @@ def llama_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return make_run(tmp_path_factory.mktemp("llama"), LLAMA, request.param)
 
 
+@pytest.mark.slow
 def test_transformers_reads_an_exported_student_without_this_package(
     llama_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,7 +52,9 @@ class Averaging:
         asked = bench.config.baselines.rounds
         if asked is None:
             return [self._row(bench, self.name, bench.config.run.rounds)]
-        return [self._row(bench, f"{self.name}, {rounds} round{'s' * (rounds > 1)}", rounds) for rounds in asked]
+        # One round may wait for the federation's models: the others fill the gaps that the federation leaves.
+        rows = {rounds: self._row(bench, _label(self.name, rounds), rounds) for rounds in sorted(asked, reverse=True)}
+        return [rows[rounds] for rounds in asked]
 
     def _row(self, bench: Bench, method: str, rounds: int) -> Row:
         state, uplink = bench.start, 0
@@ -68,6 +70,10 @@ class Averaging:
             state = {name: np.asarray(value + change[name], np.float32) for name, value in state.items()}
         weights = sum(array.nbytes for array in state.values())
         return bench.row(method, bench.evaluate(state), uplink, rounds * len(bench.config.nodes) * weights)
+
+
+def _label(name: str, rounds: int) -> str:
+    return f"{name}, {rounds} round{'s' * (rounds > 1)}"
 
 
 def _trained(bench: Bench, state: Arrays, round: int, rounds: int) -> Sequence[Arrays]:
