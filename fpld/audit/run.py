@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fpld.audit.attacks import Sent, label_scores, model_scores, own_target
+from fpld.audit.attacks import Sent, label_scores, model_scores, own_target, surrogate
 from fpld.audit.canaries import insert, probe_canaries, text_canaries
 from fpld.audit.statistics import auc, epsilon_bound, true_positives
 from fpld.engines.local.engine import LocalEngine
 from fpld.engines.pool import make_pool
 from fpld.errors import InputError
-from fpld.federation import jobs
 from fpld.federation.claim import claim
 from fpld.federation.federation import Federation
 from fpld.federation.prepare import prepare
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from fpld.audit.canaries import Canaries
     from fpld.config import Config
+    from fpld.data import ProbeSet
     from fpld.protocol import Receipt
     from fpld.storage.folder import Arrays
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PLAN = "canaries.json"
 DELTA = 1e-5
 """The delta of the lower bound where the configuration promises nothing."""
 
@@ -57,11 +58,8 @@ def audit(config: Config, text: str, out: Path, plan: Plan) -> list[dict[str, An
     with store.lock(), make_pool(config.engine.workers) as pool:
         claim(store, text, False)
         prepared = prepare(config, store)
-        heldout = store.read_arrays(HELDOUT)[0][str(plan.node)]
-        sets = [
-            probe_canaries(prepared.probe.sequences, prepared.vocab, plan.canaries, seed=derive_seed(seed, "canaries")),
-            text_canaries(heldout, config.probe.length + 1, plan.canaries, seed=derive_seed(seed, "text canaries")),
-        ]
+        sets = draw_canaries(store, prepared.probe, plan, seed)
+        store.write_json(PLAN, plan._asdict())
         insert(store.path / text_file(plan.node), sets, copies=plan.copies)
         federation = Federation(config, store, prepared, "fpld", pool=pool)
         engine = LocalEngine(federation, prepared.bytes_per_token)
@@ -73,13 +71,22 @@ def audit(config: Config, text: str, out: Path, plan: Plan) -> list[dict[str, An
         delta = DELTA if promised is None else promised.delta
         upper = spent_in(federation.store.path / f"nodes/{plan.node}", delta)
     rows = [
-        _row(canaries, attack, scores[canaries.kind, attack], delta, upper, derive_seed(seed, "ties"))
+        attack_row(canaries, attack, scores[canaries.kind, attack], delta, upper, derive_seed(seed, "ties"))
         for canaries in sets
         for attack in ("labels", "surrogate", "student")
         if (canaries.kind, attack) in scores
     ]
     store.write_json("audit.json", rows)
     return rows
+
+
+def draw_canaries(store: RunFolder, probe: ProbeSet, plan: Plan, seed: int) -> list[Canaries]:
+    """Return the canaries of an audit, which follow from the run's seed: both kinds."""
+    heldout, width = store.read_arrays(HELDOUT)[0][str(plan.node)], probe.sequences.shape[1] + 1
+    return [
+        probe_canaries(probe.sequences, probe.vocab, plan.canaries, seed=derive_seed(seed, "canaries")),
+        text_canaries(heldout, width, plan.canaries, seed=derive_seed(seed, "text canaries")),
+    ]
 
 
 def _check(config: Config) -> None:
@@ -109,14 +116,14 @@ def _round(federation: Federation, engine: LocalEngine, node: int, sets: Sequenc
     sent = Sent(codec, bytes(payload_of(memoryview(frames[node]))), tasks[node].plan)
     before, probe = open_student(setup.base, state.student), setup.probe(state.round + 1)
     target = own_target(sent, setup.settings.combining)
-    alone = setup.pool.submit(jobs.distill, *distillation(setup, state, target))
+    alone = setup.pool.submit(surrogate, *distillation(setup, state, target))
     scores: Scores = {
         (canaries.kind, "labels"): label_scores(sent, canaries, before, probe.sequences)
         for canaries in sets
         if canaries.contexts is not None
     }
     federation.close(absent)
-    models: dict[str, Arrays] = {"student": federation.student, "surrogate": alone.result()[0]}
+    models: dict[str, Arrays] = {"student": federation.student, "surrogate": alone.result()}
     for name, weights in models.items():
         model = open_student(setup.base, weights)
         scores |= {(canaries.kind, name): model_scores(model, before, canaries) for canaries in sets}
@@ -124,9 +131,10 @@ def _round(federation: Federation, engine: LocalEngine, node: int, sets: Sequenc
     return scores
 
 
-def _row(
+def attack_row(
     canaries: Canaries, attack: str, scores: np.ndarray[Any, Any], delta: float, upper: float | None, seed: int
 ) -> dict[str, Any]:
+    """Return what an attack's scores come to."""
     area, found = auc(scores, canaries.included), true_positives(scores, canaries.included)
     return {
         "canaries": canaries.kind,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _GRID = 1000  # noise multipliers are multiples of a thousandth
-_MOST_NOISE = 1e5
+_LEAST_NOISE, _MOST_NOISE = 0.2, 1e5
 _STRIDE = 0.3  # of the logarithm, while bounds are looked for
 
 
@@ -53,10 +53,12 @@ def _noise(target: float, delta: float, rate: float, steps: int) -> float:
     from scipy.optimize import brentq  # dp-accounting brings it
 
     def excess(log_noise: float) -> float:
-        return math.log(_epsilon((Spent(math.exp(log_noise), rate, steps),), delta) / target)
+        return math.log(max(_epsilon((Spent(math.exp(log_noise), rate, steps),), delta), 1e-9) / target)
 
+    if excess(math.log(_LEAST_NOISE)) <= 0:
+        return _LEAST_NOISE
     # Near what a Gaussian mechanism without sampling would take for rate^2 * steps steps.
-    low = high = math.log(max(0.3, 2.0 * rate * math.sqrt(steps * math.log(1 / delta)) / target))
+    low = high = math.log(max(_LEAST_NOISE, 2.0 * rate * math.sqrt(steps * math.log(1 / delta)) / target))
     while high > math.log(_MOST_NOISE) or excess(high) > 0:
         low, high = high, high + _STRIDE
         if high > math.log(_MOST_NOISE):
@@ -71,10 +73,10 @@ def _noise(target: float, delta: float, rate: float, steps: int) -> float:
 
 @lru_cache
 def _epsilon(spent: tuple[Spent, ...], delta: float) -> float:
-    library = _library()
-    accountant = library.pld.PLDAccountant()
+    found = library()
+    accountant = found.pld.PLDAccountant()
     for noise, rate, steps in spent:
-        event = library.PoissonSampledDpEvent(rate, library.GaussianDpEvent(noise))
+        event = found.PoissonSampledDpEvent(rate, found.GaussianDpEvent(noise))
         accountant.compose(event, steps)
     return float(accountant.get_epsilon(delta))
 
@@ -92,7 +94,8 @@ def _merged(spent: Iterable[Spent]) -> tuple[Spent, ...]:
     return tuple(Spent(*key, count) for key, count in sorted(steps.items()) if count)
 
 
-def _library() -> Any:
+def library() -> Any:
+    """Return the library that accounts, or say how to get it."""
     try:
         import dp_accounting
         import dp_accounting.pld
