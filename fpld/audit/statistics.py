@@ -95,7 +95,7 @@ def _largest(canaries: int, guesses: int, right: int, delta: float, error: float
     low, high = 0.0, 1.0
     while guessing_chance(canaries, guesses, right, high, delta) < error and high < 64:
         low, high = high, 2 * high
-    for _ in range(40):
+    for _ in range(24):
         middle = (low + high) / 2
         low, high = (
             (middle, high) if guessing_chance(canaries, guesses, right, middle, delta) < error else (low, middle)

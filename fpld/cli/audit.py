@@ -33,6 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--canaries", type=int, default=240, metavar="N", help="canaries of each kind (default: 240)")
     parser.add_argument("--copies", type=int, default=1, metavar="N", help="how often each is in the text (default: 1)")
     parser.add_argument("--epsilon", type=float, metavar="E", help="in place of privacy.epsilon")
+    parser.add_argument("--unit", choices=("window", "document"), help="in place of privacy.unit, with --epsilon")
     parser.add_argument("--seed", type=int, help="seed of every draw, in place of run.seed")
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/audit"), help="default: runs/audit")
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     source = str(file) if file.exists() else arguments.run
     config, text = configuration.load(source, seed=arguments.seed)
     if arguments.epsilon is not None:
-        config, text = _with_epsilon(config, arguments.epsilon), f"# --epsilon {arguments.epsilon}\n{text}"
+        config, text = _promising(config, arguments.epsilon, arguments.unit), f"# --epsilon {arguments.epsilon}\n{text}"
     names = [node.name for node in config.nodes]
     plan = Plan(
         _index(names, arguments.node),
@@ -70,12 +71,13 @@ def _index(names: list[str], name: str | None) -> int:
     return 0 if name is None else names.index(name)
 
 
-def _with_epsilon(config: Config, epsilon: float) -> Config:
-    """Return the configuration with another promise."""
+def _promising(config: Config, epsilon: float, unit: str | None) -> Config:
+    """Return the configuration with another promise, about windows if it had none and nothing is said."""
     from fpld.config import PrivacySection
     from fpld.errors import InputError
 
     if not 0 < epsilon < float("inf"):
         raise InputError(f"--epsilon must be greater than 0, got {epsilon:g}")
-    terms = config.privacy or PrivacySection(epsilon=epsilon)
-    return config.model_copy(update={"privacy": terms.model_copy(update={"epsilon": epsilon})})
+    terms = config.privacy or PrivacySection(epsilon=epsilon, unit="window")
+    changes = {"epsilon": epsilon} | ({} if unit is None else {"unit": unit})
+    return config.model_copy(update={"privacy": terms.model_copy(update=changes)})
