@@ -10,6 +10,7 @@ from fpld.errors import InputError
 from fpld.federation.training import make_student, save_base
 from fpld.pace import Subject, working_on
 from fpld.seeds import derive_seed
+from fpld.storage.seals import is_sealed, seal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,7 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
     """Train each kind of model on the public text: the shared base of Algorithm 1."""
     for index in (None, *range(len(config.nodes))):
         name = base_file(config, index)
-        if store.has(name):
+        if is_sealed(store, name):
             continue
         options = student_options(config, index)
         student = make_student(options, vocab, derive_seed(config.run.seed, "base", name))
@@ -57,3 +58,4 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
             with working_on(Subject(model=name.removesuffix(".safetensors"))):
                 student.finetune(tokens, steps=config.base.steps, seed=seed, rate=config.base.rate)
         save_base(student, store.path / name, options.device)
+        seal(store, name)

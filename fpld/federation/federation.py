@@ -57,7 +57,8 @@ class Federation:
         self.name, self.store = name, RunFolder(run.path / name)
         self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}, run_key), pool)
         self.identity = identity(self.setup, name)
-        self.state, self.trace = recall(self.store, run=self.identity) or (begin(self.setup), [])
+        self.state, trace = recall(self.store, run=self.identity) or (begin(self.setup), [])
+        self.trace = with_means(trace, self.names)
         self.aggregator = Aggregator(self.setup.settings)
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}

@@ -13,6 +13,7 @@ from fpld.federation.bases import make_bases
 from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.texts import first_documents, read_corpus, write_texts
 from fpld.seeds import derive_seed
+from fpld.storage.seals import check_seals, is_sealed, seal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +47,8 @@ class Prepared(Public):
 
 def prepare(config: Config, store: RunFolder) -> Prepared:
     """Make everything that is not there yet, the nodes' texts too; a resumed run finds it there."""
-    if not store.has("prepared.json"):
+    check_seals(store)
+    if not is_sealed(store, "prepared.json"):
         log.info("reading texts")
         documents = read_corpus(config)
         write_texts(config, documents, _write_public(config, documents, store), store)
@@ -59,14 +61,15 @@ def prepare(config: Config, store: RunFolder) -> Prepared:
 
 def prepare_public(config: Config, store: RunFolder) -> Public:
     """Make what the aggregator needs when the nodes' texts are elsewhere: tokenizer, probe set, base models."""
-    if not store.has(PROBE):
+    check_seals(store)
+    if not is_sealed(store, PROBE):
         log.info("reading the public text")
         _write_public(config, read_corpus(config), store)
     return _read_public(config, store)
 
 
 def _write_public(config: Config, documents: list[Document], store: RunFolder) -> Tokenizer:
-    """Make tokenizer and probe set of the public text; `probe.json` comes last and says that all is there."""
+    """Make tokenizer and probe set of the public text."""
     public = _public_documents(config, documents)
     tokenizer = _tokenizer(config, public)
     tokenizer.save(store.path / "tokenizer.json")
@@ -79,6 +82,7 @@ def _write_public(config: Config, documents: list[Document], store: RunFolder) -
         tokenizer=tokenizer,
         seed=derive_seed(config.run.seed, "probe"),
     ).save(store.path / PROBE)
+    seal(store, "tokenizer.json", PUBLIC, PROBE)
     return tokenizer
 
 

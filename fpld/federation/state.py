@@ -2,17 +2,20 @@
 
 The checkpoint before it is kept, and used if the newest is damaged. The trace stands beside it, one line a round. It is
 written first: a line whose round has no checkpoint is of a round that never ended, and is dropped when the run goes on.
+The checkpoint holds a digest of the lines up to its round.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import InputError
+from fpld.federation.worth import MEANS
 from fpld.storage.arrays import read_arrays
-from fpld.storage.files import read_utf8
+from fpld.storage.files import canonical_json, read_utf8
 from fpld.storage.kept import recall_kept, write_kept
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from fpld.storage.folder import Arrays, RunFolder
 
 CHECKPOINT, TRACE = "checkpoint.safetensors", "trace.jsonl"
-_STUDENT, _TARGET = "student/", "target"
+_STUDENT, _TARGET, _LINES = "student/", "target", "trace"
 
 Line = dict[str, Any]
 """What happened in a round, for a person to read: a line of the trace. No result depends on it."""
@@ -55,7 +58,7 @@ def commit(store: RunFolder, state: State, trace: Sequence[Line], *, run: str) -
     arrays = {**state.learnt, **{_STUDENT + name: value for name, value in state.student.items()}}
     if state.target is not None:
         arrays[_TARGET] = state.target
-    write_kept(store.path / CHECKPOINT, arrays, state.known, run=run)
+    write_kept(store.path / CHECKPOINT, arrays, {**state.known, _LINES: _digest(trace)}, run=run)
 
 
 def recall(store: RunFolder, *, run: str | None) -> tuple[State, list[Line]] | None:
@@ -64,10 +67,14 @@ def recall(store: RunFolder, *, run: str | None) -> tuple[State, list[Line]] | N
     if found is None:
         return None
     arrays, known = found
+    lines = known.pop(_LINES, None)
     student = {name.removeprefix(_STUDENT): arrays.pop(name) for name in list(arrays) if name.startswith(_STUDENT)}
     target = arrays.pop(_TARGET, None)
     state = State(student, arrays, known, target)
-    return state, _read_trace(store, state.round)
+    trace = _read_trace(store, state.round)
+    if lines not in (None, _digest(trace)):
+        raise InputError(f"{store.path / TRACE} is damaged: it is not the trace of {CHECKPOINT}; start the run anew")
+    return state, trace
 
 
 def read_student(path: Path) -> Arrays:
@@ -94,3 +101,9 @@ def _read_trace(store: RunFolder, rounds: int) -> list[Line]:
     if len(ended) < len(lines):
         _write_trace(store, ended)
     return ended
+
+
+def _digest(trace: Sequence[Line]) -> str:
+    """Return a digest of a trace without its means, which later rounds may change and which follow from the rest."""
+    lines = [{name: value for name, value in line.items() if name not in MEANS} for line in trace]
+    return hashlib.sha256(canonical_json(lines)).hexdigest()

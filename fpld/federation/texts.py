@@ -13,6 +13,7 @@ from fpld.errors import InputError
 from fpld.federation.part import parts
 from fpld.seeds import derive_seed
 from fpld.storage.folder import HELDOUT, PRIVATE, text_file
+from fpld.storage.seals import seal
 
 if TYPE_CHECKING:
     from fpld.config import Config, NodeSection
@@ -75,7 +76,7 @@ def node_text(part: Part, documents: list[Document], tokenizer: Tokenizer) -> No
 
 
 def write_texts(config: Config, documents: list[Document], tokenizer: Tokenizer, store: RunFolder) -> None:
-    """Deal and tokenize the nodes' texts; `prepared.json` comes last and says that all is there."""
+    """Deal and tokenize the nodes' texts; the seal of `prepared.json` comes last and says that all is there."""
     dealt = deal(config, documents)
     texts = []
     for part in parts(config):
@@ -91,6 +92,7 @@ def write_texts(config: Config, documents: list[Document], tokenizer: Tokenizer,
         "documents": {name: len(found) for name, found in dealt.items()},
     }
     store.write_json("prepared.json", known)
+    seal(store, *(text_file(index) for index in range(len(texts))), HELDOUT, "prepared.json")
 
 
 def read_corpus(config: Config) -> list[Document]:

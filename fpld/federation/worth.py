@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from fpld.federation.state import Line
 
 
+MEANS = "heldout_loss", "heldout_bits_per_byte", "heldout_sites"
+"""What `with_means` says in a line of the trace."""
+
+
 def measured(heldout: Heldout) -> Line:
     """Return what a line of the trace says of an evaluation, before any mean is taken."""
     return {"heldout_by_node": list(heldout.losses), "heldout_bytes_per_token": heldout.bytes_per_token}

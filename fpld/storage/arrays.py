@@ -2,9 +2,11 @@
 
 The `safetensors` package parses, and checks that every array's place follows from its shape and the file's length.
 Nothing in a file is ever executed. Writing is done here: the package writes metadata in an order that changes from
-call to call, and what is sent is named by its digest, so the same arrays must give the same bytes.
+call to call, and what is sent is named by its digest, so the same arrays must give the same bytes. A file carries a
+digest over everything in it: a disk that changes a bit is found out.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from fpld.storage.files import write_atomic
 
 # The header of a student has a few kB; a file that claims more is refused before anything is allocated for it.
 MAX_HEADER = 1 << 20
+_DIGEST = "digest"
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "F32": np.dtype("<f4"),
@@ -32,6 +35,32 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 def dump_arrays(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes:
     """Return arrays and metadata as the bytes of one file or message."""
+    return b"".join(_parts(arrays, metadata))
+
+
+def write_arrays(path: str | Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write arrays and metadata to `path`: a reader sees the old file or the new one, never a part."""
+    write_atomic(Path(path), dump_arrays(arrays, {**metadata, _DIGEST: _digest(arrays, metadata)}))
+
+
+def read_arrays(path: str | Path, *, sealed: bool = False) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Read (arrays, metadata) from `path`; a file that is not whole and consistent raises InputError.
+
+    A file that another program wrote has no digest; `sealed` says that this one must have one.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: must be a model file, but cannot be read: {error.strerror}") from error
+    arrays, metadata = parse_arrays(data, str(path))
+    said = metadata.pop(_DIGEST, None)
+    if said != (_digest(arrays, metadata) if said is not None or sealed else None):
+        raise InputError(f"{path} is damaged: its digest does not match its content; copy or make the file again")
+    return arrays, metadata
+
+
+def _parts(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> list[bytes]:
+    """Return the bytes of a file in pieces: the header's length, the header, each array."""
     header: dict[str, Any] = {"__metadata__": metadata}
     parts, offset = [], 0
     for name in sorted(arrays):
@@ -50,21 +79,15 @@ def dump_arrays(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> byte
     text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
     if len(text) > MAX_HEADER:
         raise InputError(f"names, shapes and metadata must take at most {MAX_HEADER} bytes, got {len(text)}")
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    return [len(text).to_bytes(8, "little"), text, *parts]
 
 
-def write_arrays(path: str | Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Write arrays and metadata to `path`: a reader sees the old file or the new one, never a part."""
-    write_atomic(Path(path), dump_arrays(arrays, metadata))
-
-
-def read_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read (arrays, metadata) from `path`; a file that is not whole and consistent raises InputError."""
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: must be a model file, but cannot be read: {error.strerror}") from error
-    return parse_arrays(data, str(path))
+def _digest(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
+    """Return the digest of a file without the digest in it."""
+    hashed = hashlib.sha256()
+    for part in _parts(arrays, metadata):
+        hashed.update(part)
+    return hashed.hexdigest()
 
 
 def parse_arrays(data: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:

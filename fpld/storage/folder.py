@@ -3,6 +3,7 @@
 config.toml            the configuration as used
 versions.json          what ran it
 tokenizer.json probe.json public.safetensors
+seals.json             digests of what is made once, checked when the run is resumed
 private/               the nodes' texts (a local run only: on real sites they stay there): text/N.safetensors are the
                        tokens of node N, heldout.safetensors the held-out ones; with the tokenizer anyone can read them
 base-N.safetensors     models before the first round, one for each [student] table; base-0 is the student's;

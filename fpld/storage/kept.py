@@ -6,14 +6,13 @@ one before is used.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import InputError
-from fpld.storage.arrays import dump_arrays, read_arrays
-from fpld.storage.files import keep, write_atomic
+from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.storage.files import keep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,15 +36,12 @@ def write_kept(path: Path, arrays: Arrays, meta: dict[str, Any], *, run: str) ->
     """Write a state of a run; the one that was there is kept as the previous one."""
     if path.exists():
         keep(path, previous(path))
-    said = {"meta": json.dumps(meta), "run": run}
-    write_atomic(path, dump_arrays(arrays, {**said, "digest": _digest(arrays, said)}))
+    write_arrays(path, arrays, {"meta": json.dumps(meta), "run": run})
 
 
 def read_kept(path: Path, *, run: str | None) -> tuple[Arrays, dict[str, Any]]:
     """Read one such file; damage anywhere in it, and a file of another run (None: whichever), are an error."""
-    arrays, said = read_arrays(path)
-    if said.pop("digest", "") != _digest(arrays, said):
-        raise InputError(f"{path} is damaged: its digest does not match its content")
+    arrays, said = read_arrays(path, sealed=True)
     if run is not None and said.get("run") != run:
         raise InputError(f"{path} is of another run ({said.get('run')}), this is {run}")
     meta: dict[str, Any] = json.loads(said["meta"])  # sound, since the digest is
@@ -67,7 +63,3 @@ def recall_kept(path: Path, *, run: str | None) -> tuple[Arrays, dict[str, Any]]
         log.warning("%s; going on from the one before it, %s", error, older.name)
         keep(older, path)  # or else the next state would take the place of the sound one, and keep the damaged one
         return found
-
-
-def _digest(arrays: Arrays, said: dict[str, str]) -> str:
-    return hashlib.sha256(dump_arrays(arrays, said)).hexdigest()

@@ -24,7 +24,7 @@ class Row(NamedTuple):
 WIRE, MACHINES, REFUSALS = "test_wire.py::", "protocol/test_machines.py::", "flower/test_refusals.py::"
 CODECS, RUN, CRASH = "test_codecs.py::", "federation/test_run.py::", "federation/test_crash.py::"
 CLAIMS, ANSWERS, PAGES = "faults/test_claims.py::", "faults/test_answers.py::", "faults/test_pages.py::"
-FAULTS = "federation/test_faults.py::"
+FAULTS, RECEIVE = "federation/test_faults.py::", "flower/test_receive.py::"
 DISKS, ROUNDS, SITES = "faults/test_disks.py::", "faults/test_rounds.py::", "faults/test_sites.py::"
 
 DECODER = (
@@ -228,12 +228,12 @@ AGGREGATOR = (
     ),
     Row(
         "a slow sender, half-open connections",
-        "others are not held up",
+        "others are not held up, nor is the deadline",
         (
-            SITES + "test_a_reply_that_comes_slowly_holds_up_no_other_and_not_the_deadline",
+            RECEIVE + "test_a_slow_reply_holds_up_no_other_and_not_the_deadline",
+            RECEIVE + "test_pieces_that_never_come_are_given_up",
             PAGES + "test_half_open_connections_are_closed_and_others_are_served",
         ),
-        "how much memory a reply takes while it is received, which is up to Flower; what is too long is refused",
     ),
     Row(
         "an unregistered key, another authority, no TLS",
@@ -296,9 +296,24 @@ MORE = (
         ),
     ),
     Row(
+        "a reply that is huge, folded, torn, or says that it is another's",
+        "refused before it is read, as that node's failure; the aggregator's memory does not move",
+        (
+            RECEIVE + "test_a_huge_reply_is_refused_before_it_is_read",
+            RECEIVE + "test_a_piece_that_is_named_a_million_times_is_not_unfolded",
+            RECEIVE + "test_pieces_that_are_not_what_they_must_be_are_that_nodes_failure",
+            RECEIVE + "test_who_answers_for_another_is_refused",
+        ),
+        "what the SuperLink itself takes in, which is Flower's; docs/deploy.md puts a proxy with a limit before it",
+    ),
+    Row(
         "requests beyond a site's limits",
-        "refused and logged there; every answer is in its ledger",
-        (SITES + "test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it",),
+        "refused and logged there; every frame and every loss is in its ledger",
+        (
+            SITES + "test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it",
+            SITES + "test_a_site_tells_only_so_many_losses",
+            SITES + "test_evaluations_and_probe_sets_are_in_the_ledger_and_have_limits",
+        ),
     ),
     Row(
         "other code than ours from the SuperLink",

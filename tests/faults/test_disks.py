@@ -20,10 +20,11 @@ from fpld.federation.federation import Federation
 from fpld.federation.prepare import prepare
 from fpld.federation.state import CHECKPOINT
 from fpld.federation.work import STATE
-from fpld.storage.arrays import MAX_HEADER, dump_arrays
+from fpld.storage.arrays import MAX_HEADER, dump_arrays, read_arrays, write_arrays
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 from fpld.storage.kept import previous, read_kept, recall_kept, write_kept
+from fpld.storage.seals import SEALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,6 +196,53 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(config_file: Path) -> None:
         sizes.append((run.store.path / CHECKPOINT).stat().st_size)
     assert sizes[0] == sizes[1]
     meta = read_kept(run.store.path / CHECKPOINT, run=run.identity)[1]
-    assert set(meta) == {"round", "agree"}
-    assert len(json.dumps(meta)) < 100
+    assert set(meta) == {"round", "agree", "trace"}  # of the trace its digest
+    assert len(json.dumps(meta)) < 200
     assert len(hashlib.sha256(b"").hexdigest()) == len(run.identity)
+
+
+def test_what_a_run_makes_once_is_sealed(config_file: Path) -> None:
+    """One bit of any of it, or the file of a run with another seed, is an error and no other student."""
+    run, _ = federation(config_file)
+    federation(config_file, out="another", seed=6)
+    folder = run.setup.run.path
+    names = set(json.loads((folder / SEALS).read_text()))
+    texts = {f"private/text/{node}.safetensors" for node in range(3)}
+    public = {"tokenizer.json", "public.safetensors", "probe.json", "prepared.json", "base-0.safetensors"}
+    assert names == {*texts, *public, "private/heldout.safetensors"}
+    for name in sorted(names | {SEALS}):
+        good, foreign = (folder / name).read_bytes(), (folder.parent / "another" / name).read_bytes()
+        flipped = good[: len(good) // 2] + bytes([good[len(good) // 2] ^ 1]) + good[len(good) // 2 + 1 :]
+        for bad in (flipped, foreign, b""):
+            if bad != good:  # a tokenizer of bytes is the same in every run
+                (folder / name).write_bytes(bad)
+                with pytest.raises(InputError, match="damaged"):
+                    federation(config_file)
+        (folder / name).write_bytes(good)
+    federation(config_file)
+    (folder / SEALS).unlink()  # as in a start that was cut off before anything was whole: all is made anew
+    federation(config_file)
+    assert set(json.loads((folder / SEALS).read_text())) == names
+
+
+def test_another_number_in_the_trace_is_found(config_file: Path) -> None:
+    run, engine = federation(config_file)
+    line = run.advance(engine)
+    path = run.store.path / "trace.jsonl"
+    good = path.read_text()
+    path.write_text(good.replace(f'"payload_bytes": {line["payload_bytes"]}', '"payload_bytes": 7'))
+    with pytest.raises(InputError, match="it is not the trace of checkpoint"):
+        federation(config_file)
+    path.write_text(good.replace(f'"heldout_loss": {line["heldout_loss"]}', '"heldout_loss": 0.5'))
+    assert path.read_text() != good
+    assert federation(config_file)[0].trace == run.trace  # a mean follows from the rest
+
+
+def test_a_model_whose_bits_have_changed_is_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    write_arrays(path, ARRAYS, {"kind": "ngram"})
+    flip(path, 8 * (path.stat().st_size - 60))
+    with pytest.raises(InputError, match="is damaged: its digest does not match"):
+        read_arrays(path)
+    path.write_bytes(dump_arrays(ARRAYS, {"kind": "ngram"}))  # another program's file has no digest
+    assert read_arrays(path)[1] == {"kind": "ngram"}

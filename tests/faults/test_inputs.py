@@ -84,12 +84,16 @@ def test_a_full_disk_under_the_spool_is_said(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("prepared.json", b"{}", "must say bytes_per_token"),
+        ("prepared.json", b"{}", "is damaged, or not the file of this run"),
         ("prepared.json", b"[", "is damaged"),
         ("prepared.json", b"[" * 100_000, "is damaged"),
         ("config.toml", b"\xff\xfe", "must be UTF-8"),
-        ("public.safetensors", b"", "must be a whole safetensors file"),
-        ("probe.json", b"{}", "fpld-probe-1"),
+        ("public.safetensors", b"", "is damaged, or not the file of this run"),
+        ("probe.json", b"{}", "is damaged, or not the file of this run"),
+        ("base-0.safetensors", b"", "is damaged, or not the file of this run"),
+        ("private/text/1.safetensors", b"", "is damaged, or not the file of this run"),
+        ("seals.json", b"", "is damaged"),
+        ("seals.json", b"[]", "is damaged"),
         ("fpld/trace.jsonl", b"", "must have a line for each"),
     ],
 )

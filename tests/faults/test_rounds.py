@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class QuietGrid:
     """A Grid on which nobody answers."""
 
     def push_messages(self, messages: Any) -> list[str]:
-        return ["1" for _ in messages]
+        return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, _identities: Any) -> list[Any]:
         return []
@@ -78,5 +79,6 @@ class QuietGrid:
 def test_a_clock_that_jumps_neither_ends_nor_holds_up_a_round(jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
     real, begun = time.time, time.monotonic()
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    assert list(exchange(QuietGrid(), [None], 1.0)) == []  # type: ignore[arg-type, list-item]
+    asked: Any = SimpleNamespace(metadata=SimpleNamespace(message_id="1", dst_node_id=1))
+    assert list(exchange(QuietGrid(), [asked], 1.0, [100])) == []  # type: ignore[arg-type]
     assert 0.9 < time.monotonic() - begun < 10

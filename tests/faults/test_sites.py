@@ -6,16 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from fpld.engines.flower.exchange import exchange
 from fpld.engines.flower.home import Terms, open_home
-from fpld.engines.flower.ledger import Ledger
+from fpld.engines.flower.ledger import LOSS_BYTES, Ledger, Question
 from fpld.engines.flower.mods import SiteError, discreet
 from fpld.engines.flower.payload import FRAME, pack
 from fpld.engines.flower.pinned import pinned_environment
@@ -25,7 +22,6 @@ from tests.flower.conftest import Deployment, _in_a_run
 from tests.helpers import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = ["_in_a_run"]
@@ -33,43 +29,68 @@ __all__ = ["_in_a_run"]
 SESSION = "ab" * 32
 
 
-def task(round: int = 1, bits: float = 100.0, codec: str = "uniform") -> Task:
-    return Task(make_plan(round=round, bits=bits), codec)
+def frame(round: int = 1, bits: float = 100.0, codec: str = "uniform", session: str = SESSION) -> Question:
+    return Question.frame(session, Task(make_plan(round=round, bits=bits), codec))
 
 
 def test_the_ledger_counts_what_left_and_keeps_the_limits(tmp_path: Path) -> None:
     terms = Terms(name="north", most_bytes=200, most_total_bytes=400, most_rounds=4, codecs=["uniform"])
     ledger = Ledger(tmp_path)
     for round in (1, 2, 3):
-        ledger.allow(terms, SESSION, task(round))
-        ledger.enter(SESSION, task(round), 110)
+        ledger.allow(terms, frame(round))
+        ledger.enter(frame(round), bytes([round]) * 110)
     again = Ledger(tmp_path)
     assert [entry["bytes"] for entry in again.entries] == [110] * 3
     assert {entry["codec"] for entry in again.entries} == {"uniform"}
     assert {entry["probe"] for entry in again.entries} == {bytes(range(32)).hex()}
-    again.allow(terms, SESSION, task(2))  # the same frame once more
-    again.enter(SESSION, task(2), 110)
+    again.allow(terms, frame(2))  # the same task once more, and the same frame
+    again.enter(frame(2), bytes([2]) * 110)
     assert sum(entry["bytes"] for entry in Ledger(tmp_path).entries) == 330
     for changes, given, message in (
-        ({}, task(4), "most_total_bytes"),
-        ({"most_total_bytes": None}, task(4, bits=300.0), "most_bytes"),
-        ({"most_total_bytes": None, "most_rounds": 3}, task(4), "most_rounds"),
-        ({"most_total_bytes": None}, task(4, codec="float32"), "codec is float32"),
+        ({}, frame(4), "most_total_bytes"),
+        ({}, frame(2, bits=101.0), "most_total_bytes"),  # another task in a round that was answered
+        ({"most_total_bytes": None}, frame(4, bits=300.0), "most_bytes"),
+        ({"most_total_bytes": None, "most_rounds": 3}, frame(4), "most_rounds"),
+        ({"most_total_bytes": None, "most_rounds": 3}, frame(1, session="cd" * 32), "most_rounds"),
+        ({"most_total_bytes": None}, frame(4, codec="float32"), "codec is float32"),
     ):
         with pytest.raises(BudgetError, match=message):
-            again.allow(terms.model_copy(update=changes), "cd" * 32, given)
+            again.allow(terms.model_copy(update=changes), given)
+
+
+def test_evaluations_and_probe_sets_are_in_the_ledger_and_have_limits(tmp_path: Path) -> None:
+    terms = Terms(name="north", most_evaluations=2, most_probe_sets=2)
+    ledger = Ledger(tmp_path)
+    for number, student in enumerate(("aa", "bb", "aa")):
+        question = Question.loss(SESSION, 1, student)
+        ledger.allow(terms, question)
+        ledger.enter(question, b"the loss of " + student.encode())
+        assert [entry["kind"] for entry in Ledger(tmp_path).entries] == ["loss"] * (number + 1)
+    assert [entry["bytes"] for entry in ledger.entries] == [14, 14, 0]
+    with pytest.raises(BudgetError, match=r"make it 4, this node's file allows 2 \(most_evaluations\)"):
+        ledger.allow(terms, Question.loss(SESSION, 1, "cc"))  # another student in the same round
+    with pytest.raises(BudgetError, match="most_total_bytes"):
+        ledger.allow(Terms(name="north", most_total_bytes=LOSS_BYTES + 27), Question.loss(SESSION, 1, "cc"))
+    for number in range(3):
+        given = Question.frame(SESSION, Task(make_plan(probe=bytes([number]) * 32), "uniform"))
+        if number < 2:
+            ledger.allow(terms, given)
+            ledger.enter(given, bytes([number]))
+    with pytest.raises(BudgetError, match="most_probe_sets"):
+        ledger.allow(terms, given)
 
 
 def test_a_torn_last_line_of_the_ledger_is_cut_and_a_damaged_one_stops_the_site(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.enter(SESSION, task(1), 10)
+    ledger.enter(frame(1), bytes(10))
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole + whole[:30])
     assert len(Ledger(tmp_path).entries) == 1
     assert ledger.path.read_bytes() == whole
-    ledger.path.write_bytes(b"{}\n" + whole)
-    with pytest.raises(InputError, match=r"ledger\.jsonl, line 1 is damaged"):
-        Ledger(tmp_path)
+    for damaged in (b"{}", whole.replace(b"frame", b"other"), whole.replace(b'"bytes": 10', b'"bytes": true')):
+        ledger.path.write_bytes(damaged.strip() + b"\n" + whole)
+        with pytest.raises(InputError, match=r"ledger\.jsonl, line 1 is damaged"):
+            Ledger(tmp_path)
 
 
 def test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it(tmp_path: Path) -> None:
@@ -82,8 +103,9 @@ def test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it(tmp_path: Pat
     sentence = "limit: the request goes beyond what this site allows"
     assert second["absent"] == [{"node": "east", "state": "failed", "reason": sentence}]
     assert "(most_rounds)" in (file.parent / "log.txt").read_text()
-    lines = (file.parent / "ledger.jsonl").read_text().splitlines()
-    assert [json.loads(line)["round"] for line in lines] == [1]
+    entries = [json.loads(line) for line in (file.parent / "ledger.jsonl").read_text().splitlines()]
+    assert [(entry["kind"], entry["round"]) for entry in entries] == [("frame", 1), ("loss", 1)]
+    assert all(0 < entry["bytes"] <= LOSS_BYTES for entry in entries if entry["kind"] == "loss")
     # The ledger is the site's, not the run's: the next run finds it.
     deployment.serve(deployment.grid(), "another")
     assert deployment.trace("another")[0]["absent"][0]["node"] == "east"
@@ -122,21 +144,18 @@ def test_the_nodes_app_is_the_installed_one_whatever_is_served(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (70, "")
 
 
-class SlowGrid:
-    """A Grid on which one reply never ends."""
-
-    def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        return [str(number) for number, _ in enumerate(messages)]
-
-    def pull_messages(self, identities: Iterable[str]) -> list[str]:
-        (identity,) = identities
-        if identity == "1":
-            threading.Event().wait(30)
-        return [f"reply {identity}"]
-
-
-def test_a_reply_that_comes_slowly_holds_up_no_other_and_not_the_deadline() -> None:
-    begun = time.monotonic()
-    found: Any = list(exchange(SlowGrid(), [None] * 4, 1.5))  # type: ignore[arg-type, list-item]
-    assert sorted(found) == ["reply 0", "reply 2", "reply 3"]
-    assert 1.4 < time.monotonic() - begun < 10
+def test_a_site_tells_only_so_many_losses(tmp_path: Path) -> None:
+    """A student of an aggregator's choice is a question about the text: its loss is an answer, and counted."""
+    deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2\nquorum = 2")])
+    file = deployment.node_files[1]
+    file.write_text(file.read_text() + "\nmost_evaluations = 1\n")
+    deployment.serve(deployment.grid())
+    first, second = deployment.trace()
+    assert first["refused"] == []
+    ((node, reason),) = [(record["node"], record["reason"]) for record in second["refused"]]
+    assert (node, reason) == (
+        "east",
+        "did not evaluate the student: limit: the request goes beyond what this site allows",
+    )
+    assert second["nodes"] == ["north", "east", "south"]
+    assert "(most_evaluations)" in (file.parent / "log.txt").read_text()

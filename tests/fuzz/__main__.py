@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="for all together (default: 30)")
     parser.add_argument("--seed", type=int, help="of the first examples (default: the clock)")
     parser.add_argument("--only", nargs="*", metavar="TARGET", help="these fuzzers alone")
+    parser.add_argument("--examples", type=int, help="of each fuzzer, instead of minutes")
     parser.add_argument("--bounds", action="store_true", help="kernels check every index (compiling takes minutes)")
     arguments = parser.parse_args()
     if arguments.bounds:  # before numba is imported, and in a cache of their own
@@ -36,7 +37,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 seconds = 60 * arguments.minutes * target.weight / sum(each.weight for each in targets)
-                tried = run(target, Path(folder), seed=seed, seconds=seconds)
+                limit = {"seconds": seconds} if arguments.examples is None else {"examples": arguments.examples}
+                tried = run(target, Path(folder), seed=seed, **limit)
             except FoundError as error:
                 found += 1
                 sys.stdout.write(f"FOUND {error}\n")

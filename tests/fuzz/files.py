@@ -20,16 +20,23 @@ from fpld.data import ByteTokenizer, ProbeSet, load_tokenizer
 from fpld.engines.flower.answers import Evaluated, Joined
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import follow, note
-from fpld.engines.flower.ledger import Ledger
+from fpld.engines.flower.ledger import Ledger, Question
+from fpld.engines.local.engine import LocalEngine
+from fpld.engines.pool import Inline
 from fpld.errors import FpldError, InputError, ProtocolError
-from fpld.federation.state import State, commit, recall
+from fpld.federation.federation import Federation
+from fpld.federation.prepare import prepare
+from fpld.federation.state import CHECKPOINT, State, commit, recall
+from fpld.protocol import Task
 from fpld.report.page import run_section
 from fpld.report.runs import read_run
 from fpld.storage.arrays import dump_arrays, parse_arrays
 from fpld.storage.folder import RunFolder
+from fpld.storage.seals import SEALS
 from fpld.web.app import make_app
-from tests.federation.conftest import CONFIG
+from tests.federation.conftest import CONFIG, write_texts
 from tests.fuzz.target import ODD, Target, disturbed, mutated
+from tests.helpers import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +100,10 @@ def readers(folder: Path) -> Once:
     kept = (store.path / "checkpoint.safetensors").read_bytes()
     note(log, "a line")
     lines = (log / "log.txt").read_bytes()
+    ledger = Ledger(folder)
+    ledger.enter(Question.frame("ab" * 32, Task(make_plan(), "uniform")), b"frame")
+    ledger.enter(Question.loss("ab" * 32, 1, "cd" * 32), b"loss")
+    entered = ledger.path.read_bytes()
 
     def changed(data: bytes, rng: np.random.Generator) -> bytes:
         with contextlib.suppress(ValueError):
@@ -118,7 +129,7 @@ def readers(folder: Path) -> Once:
         next(following)
         (log / "log.txt").write_bytes(mutated(lines, rng) + b"\n")
         next(following)
-        (folder / "ledger.jsonl").write_bytes(mutated(lines, rng))
+        ledger.path.write_bytes(mutated(entered, rng))
         with contextlib.suppress(InputError):
             Ledger(folder)
         _checkpoint(store, kept, rng)
@@ -135,6 +146,41 @@ def _checkpoint(store: RunFolder, kept: bytes, rng: np.random.Generator) -> None
         found = recall(store, run="run")
         if found is not None and found[0].student["w"].tolist() != [1.0] * 3:
             raise AssertionError("a damaged checkpoint was used in silence")
+
+
+def resumed(folder: Path) -> Once:
+    """Folders of runs that are resumed with a damaged file: as they were, from the state before, or an error."""
+    write_texts(folder)
+    text = CONFIG.format(folder=folder).replace("steps = 20", "steps = 2").replace("steps = 25", "steps = 2")
+    config, store = configuration.parse(text.replace("steps = 60", "steps = 2"), "fuzz"), RunFolder(folder / "run")
+
+    def opened() -> Federation:
+        return Federation(config, store, prepare(config, store), "fpld", pool=Inline())
+
+    run, students = opened(), {}
+    for round in (1, 2):
+        run.advance(LocalEngine(run, 1.0))
+        students[round] = {name: array.tobytes() for name, array in run.state.student.items()}
+    names = [*json.loads((store.path / SEALS).read_text()), SEALS, f"fpld/{CHECKPOINT}", "fpld/trace.jsonl"]
+    good = {name: (store.path / name).read_bytes() for name in names}
+    older = (store.path / "fpld/checkpoint-previous.safetensors").read_bytes()
+
+    def once(rng: np.random.Generator) -> int:
+        name = names[int(rng.integers(len(names)))]
+        (store.path / name).write_bytes(mutated(good[name], rng))
+        with contextlib.suppress(InputError):
+            found = opened()
+            least = 1 if name == f"fpld/{CHECKPOINT}" else 2
+            kept = {each: array.tobytes() for each, array in found.state.student.items()}
+            if found.state.round < least or kept != students[found.state.round]:
+                raise AssertionError(f"a damaged {name} was used in silence")
+        (store.path / name).write_bytes(good[name])
+        if name == f"fpld/{CHECKPOINT}":  # which a reader may have put in the place of the newest
+            (store.path / "fpld/checkpoint-previous.safetensors").unlink()
+            (store.path / "fpld/checkpoint-previous.safetensors").write_bytes(older)
+        return 1
+
+    return once
 
 
 def folders(folder: Path) -> Once:
@@ -278,8 +324,9 @@ async def answer(app: Any, method: str, path: str, query: str, host: str) -> int
 TARGETS = [
     Target("arrays", "files", 1, arrays),
     Target("readers", "files", 1, readers),
-    Target("folders", "damaged folders", 4, folders),
-    Target("configs", "configurations", 4, configs),
+    Target("folders", "damaged folders", 5, folders),
+    Target("resumed", "damaged folders", 2, resumed),
+    Target("configs", "configurations", 2, configs),
     Target("commands", "command lines", 1, commands),
     Target("requests", "requests", 1, requests),
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,9 +16,37 @@ if TYPE_CHECKING:
 
 TARGETS = {target.name: target for target in (*wires.TARGETS, *files.TARGETS)}
 EXAMPLES = {"frames": 4000, "headers": 2000, "payloads": 1000, "events": 60, "tasks": 500, "readers": 60}
-EXAMPLES |= {"arrays": 1000, "folders": 300, "configs": 200, "commands": 60, "requests": 150}
+EXAMPLES |= {
+    "replies": 300,
+    "resumed": 60,
+    "arrays": 1000,
+    "folders": 300,
+    "configs": 200,
+    "commands": 60,
+    "requests": 150,
+}
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_slice(name: str, tmp_path: Path) -> None:
     assert run(TARGETS[name], tmp_path, seed=14, examples=EXAMPLES[name]) >= EXAMPLES[name]
+
+
+@pytest.mark.slow
+def test_payloads_with_every_index_of_the_kernels_checked() -> None:
+    """In a process of its own: numba reads NUMBA_BOUNDSCHECK once. Compiling takes half a minute, the first time."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz",
+        "--bounds",
+        "--only",
+        "payloads",
+        "--examples",
+        "1500",
+        "--seed",
+        "14",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1500 payloads; 0 failures" in done.stdout

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
 
 from fpld.budget.policy import Budget
 from fpld.codecs import encode, make_prior
 from fpld.codecs.base import LARGEST
+from fpld.engines.flower.payload import FRAME, content_bytes, pack, unpack
+from fpld.engines.flower.receive import SLACK, Asked, receive
 from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
 from fpld.protocol import Aggregator, Node, Settings, Task
 from fpld.protocol.states import AGGREGATOR, AggregatorEvent, AggregatorPhase
 from fpld.protocol.wire import HEADER, seal, unseal
 from fpld.registry import codecs
 from fpld.storage.arrays import dump_arrays, parse_arrays
+from tests.flower.link import NODE, Link, LinkedGrid
 from tests.fuzz.target import Target, disturbed, mutated
 from tests.helpers import make_plan
 
@@ -219,10 +225,37 @@ def headers(_folder: Path) -> Once:
     return once
 
 
+def replies(_folder: Path) -> Once:
+    """Replies over Flower whose pieces are altered: refused, or within the size that was stated."""
+    for name, value in (("_task_id", 1), ("_run_id", 1), ("_node_id", 1)):
+        setattr(TaskIdentity, name, value)  # Flower makes messages only inside a run
+    asked, most = Message(pack(frame=(b"task", FRAME)), NODE, "train"), 300
+    asked.metadata.__dict__["_message_id"] = "question 0"
+    right = Message(pack(frame=(bytes(range(200)), FRAME)), reply_to=asked)
+    link, over = Link(), threading.Event()
+    grid = LinkedGrid(link)
+
+    def altered(piece: bytes, rng: np.random.Generator) -> bytes:
+        return mutated(piece, rng) or b"x" if rng.random() < 0.4 else piece  # an empty one is one that is yet to come
+
+    def once(rng: np.random.Generator) -> int:
+        link.reply("question 0", right, lambda piece: altered(piece, rng))
+        found = receive(grid, Asked("question 0", NODE, most), over)
+        if found is None or not (found.has_error() or content_bytes(found.content) <= most + SLACK):
+            raise AssertionError("a reply was lost, or is longer than it may be")
+        if not found.has_error():
+            with contextlib.suppress(ProtocolError):
+                unpack(found.content, "frame", FRAME)
+        return 1
+
+    return once
+
+
 TARGETS = [
-    Target("frames", "frames", 6, frames),
-    Target("headers", "frames", 2, headers),
-    Target("payloads", "payloads", 8, payloads),
-    Target("events", "protocol events", 8, events),
+    Target("frames", "frames", 4, frames),
+    Target("headers", "frames", 1, headers),
+    Target("payloads", "payloads", 16, payloads),
+    Target("events", "protocol events", 5, events),
     Target("tasks", "tasks", 1, tasks),
+    Target("replies", "replies", 1, replies),
 ]

@@ -10,6 +10,7 @@ from fpld._check import printable
 from fpld.config import Section
 from fpld.errors import ProtocolError
 
+MOST_BYTES = 1 << 17  # of an answer in a letter
 MOST_LOSS = 100.0  # nats per token: no text is as hard for any model that says anything at all
 Size = Annotated[int, Field(gt=0, lt=2**40)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

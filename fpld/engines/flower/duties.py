@@ -4,7 +4,7 @@ The process is new for every message: all that must survive is in the node's fol
 
     files/SHA-256     what the aggregator sent once: probe set, tokenizer, base models
     runs/SESSION/     one run: text and held-out tokens, the machine's state with its last frame
-    ledger.jsonl      every answer that ever left this site
+    ledger.jsonl      every frame and every loss that ever left this site
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fpld import students
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import Journal, note
-from fpld.engines.flower.ledger import Ledger
+from fpld.engines.flower.ledger import Ledger, Question
 from fpld.errors import ProtocolError
 from fpld.federation import jobs
 from fpld.federation.log import listen
@@ -73,13 +73,13 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
     serial = task.to_bytes()
     if digest(serial) != order.body.get("task"):
         raise ProtocolError("the task is not the one that the aggregator's letter names")
-    ledger, session = Ledger(home.folder), str(order.body["session"])
-    ledger.allow(home.terms, session, task)
+    ledger, question = Ledger(home.folder), Question.frame(str(order.body["session"]), task)
+    ledger.allow(home.terms, question)
     settle(home, order, files)
     with RunFolder(order.place.folder).lock(), _told(home, task.plan.round):
         frame = work(order.part, order.place, serial, key=order.key)
-    if not is_ask(frame):
-        ledger.enter(session, task, len(frame))
+    if not is_ask(frame):  # which blocks of the prior it needs says nothing about its text
+        ledger.enter(question, frame)
     return frame
 
 
@@ -89,6 +89,11 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
     serial = dump_arrays(student, {})
     if digest(serial) != order.body.get("student"):
         raise ProtocolError("the student is not the one that the aggregator's letter names")
+    if type(order.body.get("round")) is not int or order.body["round"] < 0:
+        raise ProtocolError("a letter that asks for an evaluation must name its round")
+    ledger = Ledger(home.folder)
+    question = Question.loss(str(order.body["session"]), order.body["round"], digest(serial))
+    ledger.allow(home.terms, question)
     settle(home, order, files)
     part, place = order.part, order.place
     write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
@@ -96,10 +101,12 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
         loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
         own = _compare(home, order, loss)
     arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
-    answer = {"kind": "evaluated", "round": order.body.get("round"), "loss": loss}
+    answer = {"kind": "evaluated", "round": question.round, "loss": loss}
     if home.terms.show_own_loss:
         answer |= own
-    return write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
+    letter = write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
+    ledger.enter(question, letter)
+    return letter
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from fpld._check import printable
+from fpld.engines.flower.receive import Asked, receive
 from fpld.federation.engine import Absence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from flwr.app import Error, Message
     from flwr.serverapp import Grid
@@ -29,17 +30,23 @@ _REASONS: dict[int, tuple[Why, str]] = {
 }
 
 
-def exchange(grid: Grid, messages: Iterable[Message], timeout: float | None) -> Iterator[Message]:
+def exchange(grid: Grid, messages: Sequence[Message], timeout: float | None, most: Sequence[int]) -> Iterator[Message]:
     """Push messages, and yield each reply as it comes, until all are there or the time is over.
 
     Each reply is received by a thread of its own: one that comes slowly holds up no other, and not the end either.
+    `most` are the bytes that each may have: `fpld.engines.flower.receive` says what becomes of longer ones.
     """
-    waiting = [identity for identity in grid.push_messages(list(messages)) if identity]
+    pushed = set(grid.push_messages(messages))
+    waiting = [
+        Asked(message.metadata.message_id, message.metadata.dst_node_id, size)
+        for message, size in zip(messages, most, strict=True)
+        if message.metadata.message_id in pushed
+    ]
     replies: SimpleQueue[Message | Exception] = SimpleQueue()
     over, pause = threading.Event(), max(_PAUSE, _PAUSE_EACH * len(waiting))
-    for identity in waiting:
-        arguments = grid, identity, replies, over, pause
-        threading.Thread(target=_receive, args=arguments, daemon=True, name=f"reply {identity[:8]}").start()
+    for asked in waiting:
+        arguments = grid, asked, replies, over, pause
+        threading.Thread(target=_await, args=arguments, daemon=True, name=f"reply {asked.identity[:8]}").start()
     end = None if timeout is None else time.monotonic() + timeout
     try:
         for _ in waiting:
@@ -53,13 +60,14 @@ def exchange(grid: Grid, messages: Iterable[Message], timeout: float | None) -> 
         over.set()
 
 
-def _receive(
-    grid: Grid, identity: str, replies: SimpleQueue[Message | Exception], over: threading.Event, pause: float
+def _await(
+    grid: Grid, asked: Asked, replies: SimpleQueue[Message | Exception], over: threading.Event, pause: float
 ) -> None:
     """Look for the reply to a message until it is there or nobody waits for it any more."""
     try:
         while not over.is_set():
-            for reply in grid.pull_messages([identity]):
+            reply = receive(grid, asked, over)
+            if reply is not None:
                 replies.put(reply)
                 return
             over.wait(pause)

@@ -40,8 +40,10 @@ ca = "ca.pem"
 # probe = "SHA-256 of the probe set that may be asked"
 # tokenizer = "SHA-256 of the tokenizer that may be used"
 # most_bytes = 1000000      # the most that a frame may hold
-# most_total_bytes = 10000000   # the most that all frames together may hold, over all runs ever (ledger.jsonl)
+# most_total_bytes = 10000000   # the most that all answers together may hold, over all runs ever (ledger.jsonl)
 # most_rounds = 20              # the most rounds that are ever answered
+# most_evaluations = 40         # the most students whose loss on the held-out text is ever told
+# most_probe_sets = 1           # the most probe sets that are ever answered (fresh contexts: one a round)
 # codecs = ["predictive"]       # the codecs that may be asked for
 # show_own_loss = true          # tell the aggregator the loss of this site's own models too, for the report
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
@@ -57,6 +59,8 @@ class Terms(Section):
     most_bytes: Count | None = None
     most_total_bytes: Count | None = None
     most_rounds: Count | None = None
+    most_evaluations: Count | None = None
+    most_probe_sets: Count | None = None
     codecs: list[str] | None = None
     show_own_loss: bool = False
 

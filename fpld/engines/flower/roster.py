@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Message
 
 from fpld._check import printable
-from fpld.engines.flower.answers import Joined
+from fpld.engines.flower.answers import MOST_BYTES, Joined
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import LETTER, pack, unpack
@@ -79,7 +79,7 @@ class Roster:
             )
             for identity in unknown
         ]
-        for reply in exchange(grid, messages, _PATIENCE):
+        for reply in exchange(grid, messages, _PATIENCE, [MOST_BYTES] * len(messages)):
             if reply.has_error():
                 log.warning("a node did not say who it is: %s", explain("", reply.error).reason)
                 continue

@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp.strategy import Result, Strategy
 
 from fpld._check import printable
-from fpld.engines.flower.answers import Evaluated
+from fpld.engines.flower.answers import MOST_BYTES, Evaluated
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import (
@@ -32,6 +32,7 @@ from fpld.errors import FpldError, ProtocolError, StorageError
 from fpld.federation.engine import Absence, Heldout, Refusal
 from fpld.federation.own import write_own
 from fpld.protocol.messages import digest
+from fpld.protocol.wire import OVERHEAD
 from fpld.storage.arrays import dump_arrays
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class ProbeLogitDistillation(Strategy):
         self._grid: Grid | None = None
         self._everyone = True
         self._holds: dict[int, str] = {}
+        self._budgets: dict[int, int] = {}
         self._own: list[dict[str, float | None]] = [{"own": None, "alone": None} for _ in parts]
 
     @property
@@ -95,11 +97,12 @@ class ProbeLogitDistillation(Strategy):
         while not self.federation.done and (num_rounds is None or made < num_rounds):
             number, made = self.federation.state.round + 1, made + 1
             asked = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
-            student, metrics = self.aggregate_train(number, exchange(grid, asked, timeout))
+            student, metrics = self.aggregate_train(number, exchange(grid, asked, timeout, self._frame_bytes()))
             arrays = result.arrays = student
             result.train_metrics_clientapp[number] = metrics
             asked = self.configure_evaluate(number, arrays, evaluate_config or ConfigRecord(), grid)
-            result.evaluate_metrics_clientapp[number] = self.aggregate_evaluate(number, exchange(grid, asked, timeout))
+            replies = exchange(grid, asked, timeout, [MOST_BYTES] * len(asked))
+            result.evaluate_metrics_clientapp[number] = self.aggregate_evaluate(number, replies)
             if evaluate_fn is not None and (found := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = found
         return result
@@ -125,10 +128,15 @@ class ProbeLogitDistillation(Strategy):
 
     def _train(self, index: int, task: Task) -> Message:
         """Return the message with a node's task; who has evaluated the student has it."""
+        self._budgets[index] = task.plan.budget_bytes
         student = digest(dump_arrays(self.federation.student, {}))
         content = pack_task(task, arrays=task.broadcast != "weights" or self._holds.get(index) != student)
         letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes()), "student": student}
         return self._message(index, self.roster.ids[index], MessageType.TRAIN, content, letter)
+
+    def _frame_bytes(self) -> list[int]:
+        """Return the most bytes that the frame of each node that was asked may have."""
+        return [OVERHEAD + self._budgets[index] for index, _ in self._asked]
 
     def aggregate_train(
         self,
@@ -145,7 +153,8 @@ class ProbeLogitDistillation(Strategy):
             self._asked = [(index, self._train(index, self.federation.again(index))) for index in self._again]
             answered -= set(self._again)
             messages = [message for _, message in self._asked]
-            absent += self._collect(exchange(self._grid, messages, self._deadline), answered)
+            replies = exchange(self._grid, messages, self._deadline, self._frame_bytes())
+            absent += self._collect(replies, answered)
         for index in asked - answered:
             absent.append(Absence(names[index], "late", f"no answer within {self._deadline or math.inf:g} s"))
             self._forget(index)

@@ -18,6 +18,7 @@ from fpld.federation.status import Status
 from fpld.federation.watch import watch
 from fpld.registry import baselines, codecs
 from fpld.storage.folder import HELDOUT, RunFolder
+from fpld.storage.seals import is_sealed, seal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,9 +74,10 @@ def jobs_in(config: Config) -> int:
 def _baseline(name: str, bench: Bench) -> list[Row]:
     """Do a baseline, or take its rows from an earlier start of this run."""
     file, store = f"baseline-{name}.json", bench.run
-    if store.has(file):
+    if is_sealed(store, file):
         rows: list[Row] = store.read_json(file)
         return rows
     rows = baselines.get(name)(bench)
     store.write_json(file, rows)
+    seal(store, file)
     return rows
