@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.config import Config, PrivacySection
+    from fpld.storage.folder import RunFolder
     from fpld.students import Student
 
 SPENT = "privacy.json"
@@ -83,7 +84,8 @@ def _units(texts: Sequence[Path], window: int) -> PrivateText:
             raise InputError(f"{path} does not say where documents end: start the run anew")
         found.append((arrays["tokens"], arrays["lengths"], arrays["groups"] + first))
         first += int(arrays["groups"].max()) + 1
-    return cut_text(*(np.concatenate(parts) for parts in zip(*found, strict=True)), window=window)
+    tokens, lengths, groups = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return cut_text(tokens, lengths, groups, window)
 
 
 def note_spent(folder: Path, round: int, spent: Spent) -> None:
@@ -97,6 +99,21 @@ def spent_in(folder: Path, delta: float) -> float | None:
     """Return the epsilon that a node has spent in a run, at a delta; nothing where training is not private."""
     rounds = _rounds(folder)
     return epsilon(rounds.values(), delta) if rounds else None
+
+
+def write_spending(run: RunFolder, config: Config, nodes: Path) -> None:
+    """Write what each node of a local run has spent: a row each, nothing where training is not private."""
+    terms = config.privacy
+    if terms is None:
+        return
+    rows = []
+    for index, node in enumerate(config.nodes):
+        spent = list(_rounds(nodes / str(index)).values())
+        last = spent[-1] if spent else Spent(0.0, 0.0, 0)
+        row = {"node": node.name, "unit": terms.unit, "noise": last.noise, "rate": last.rate}
+        row |= {"steps": sum(each.steps for each in spent), "epsilon": epsilon(spent, terms.delta)}
+        rows.append(row | {"promised": terms.epsilon, "delta": terms.delta})
+    run.write_json(SPENT, rows)
 
 
 def _rounds(folder: Path) -> dict[int, Spent]:

@@ -39,8 +39,8 @@ class Chance:
 
     def uniforms(self, count: int) -> Floats:
         """Draw numbers from 0 to below 1, multiples of 2^-53."""
-        found: Floats = (np.frombuffer(self._source(8 * count), "<u8") >> np.uint64(11)) * 2.0**-53
-        return found
+        bits = np.frombuffer(self._source(8 * count), "<u8") >> np.uint64(11)
+        return np.asarray(bits * 2.0**-53, np.float64)
 
     def normals(self, count: int) -> Floats:
         """Draw standard normal numbers, two of each pair of uniform ones (Box and Muller, 1958)."""

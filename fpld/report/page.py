@@ -43,6 +43,7 @@ def run_section(run: Run, key: str) -> str:
         tiles=tables.tiles(run),
         charts=run_charts(run),
         nodes=tables.filled(tables.node_rows(run)),
+        privacy=[row.model_dump() for row in run.privacy],
         incidents=tables.incident_rows(run),
         results=tables.result_rows([run]),
         rounds=tables.filled(tables.round_rows(run)),

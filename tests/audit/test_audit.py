@@ -91,7 +91,9 @@ def test_models_are_scored_by_what_they_make_likelier() -> None:
 
 
 @pytest.mark.slow
-def test_an_audit_finds_canaries_and_private_training_hides_them(config_file: Path, capsys, tmp_path: Path) -> None:
+def test_an_audit_finds_canaries_and_private_training_hides_them(
+    config_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """A canary that is in the text twenty times is found in float32 labels, and is not at an epsilon of 1."""
     text = private(config_file.read_text())
     text = text.replace("contexts = 480", "contexts = 1600").replace("steps = 25", "steps = 80")
@@ -112,7 +114,9 @@ def test_an_audit_finds_canaries_and_private_training_hides_them(config_file: Pa
         assert row["auc"] < 0.75
 
 
-def test_what_cannot_be_audited_is_refused(config_file: Path, capsys, tmp_path: Path) -> None:
+def test_what_cannot_be_audited_is_refused(
+    config_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     text = private(config_file.read_text())
     for changes, options, message in (
         (("length = 16\n", "length = 16\nfresh = true\n"), [], "probe.fresh must be false"),

@@ -70,12 +70,13 @@ def test_a_run_that_would_spend_too_much_is_refused_at_its_first_round(tmp_path:
 
 
 @pytest.mark.slow
-def test_sites_train_privately_tell_no_losses_and_keep_their_own_limits(tmp_path: Path, capsys) -> None:
+def test_sites_train_privately_tell_no_losses_and_keep_their_own_limits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ngram = 'kind = "ngram"\norder = 2\nbuckets = 256\nbatch = 128'
     changes = [(ngram, SMALL), ("rounds = 3", "rounds = 2\nquorum = 2"), ("steps = 25", "steps = 4")]
     section = "\n[privacy]\nepsilon = 4.0\nbatch = 2\n\n[flower]"
     deployment = Deployment(tmp_path, [*changes, ("\n[flower]", section)])
-    # 8 bits of each coordinate are the least of a transformer's labels here: 4 would do as well.
     strict = deployment.node_files[1]
     strict.write_text(strict.read_text() + "\nmost_epsilon = 1.0\n")
     deployment.serve(deployment.grid())

@@ -13,6 +13,7 @@ from fpld.federation import jobs
 from fpld.federation.claim import claim
 from fpld.federation.own import write_own
 from fpld.federation.prepare import prepare
+from fpld.federation.private import write_spending
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
 from fpld.federation.watch import watch
@@ -51,6 +52,7 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             for future in others:
                 rows += future.result()
             write_own(store, federation.names, own.result())
+            write_spending(store, config, nodes)
         return finish_run(federation, rows)
 
 
