@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs.samples.head import HEAD_BYTES, Head
+from fpld.codecs.samples.head import Head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ def swap(view: View) -> Array:
 def claim_noise(payload: bytes) -> bytes:
     """Claim that sampled labels are as noisy as may be claimed."""
     head = Head.from_bytes(payload)
-    return Head(head.step, 2 * head.tau).to_bytes() + payload[HEAD_BYTES:]
+    return head._replace(noise=2 * head.tau).to_bytes() + payload[head.size :]
 
 
 def one_hot(tokens: Array, vocab: int) -> Array:

@@ -4,8 +4,10 @@
 
 takes finished runs of one round (`fpld run rivals --seeds 0,1,2`): their base model, public text, and the nodes' models
 as they were trained. For every codec and budget, nodes send real payloads on as many contexts as suit the codec, all
-with equal bits; they are combined by `mixture`, a student is distilled, and evaluated on the held-out text. Writes
-labels.csv, labels.png and labels.svg.
+with equal bits; they are combined by `mixture`, a student is distilled, and evaluated on the held-out text. Contexts,
+draws and minibatches go by each run's seed. Writes labels.csv, labels.png and labels.svg; rows that are in the table
+are kept, so that a study that was stopped goes on, and `--megabytes 10` adds a budget.
+`python docs/make_tables.py --take equal-bytes out` keeps the rows for docs/students.md.
 
 Contexts for a budget: sampled labels by the model of `fpld.budget.contexts`; the predictive codec at 0.27 and the
 uniform one at 1.5 bits per coordinate, which in trials taught more than more contexts in fewer bits. A budget that is
@@ -15,9 +17,10 @@ less than 2000 contexts for a codec is left out.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import os
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -45,24 +48,44 @@ from fpld.students import read_state
 from fpld.types import Plan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from matplotlib.figure import Figure
 
     from fpld.rules.target import Target
 
     Row = dict[str, Any]
+    Name = tuple[Any, ...]
 
 MEGABYTES = (0.5, 2.0, 10.0)
 BITS = {"predictive": 0.27, "uniform": 1.5}  # per coordinate
 STEPS, RATE = 600, 1.5e-3
 LEAST_CONTEXTS, NODES, VOCAB = 2000, 5, 1024
 
+NAME = ("run", "codec", "megabytes")  # the columns that name a row
+KINDS: dict[str, Callable[[str], Any]] = {
+    "run": str,
+    "codec": str,
+    "megabytes": float,
+    "seed": int,
+    "uplink_bytes": int,
+    "contexts": int,
+    "context_bits": float,
+    "heldout_loss": float,
+}
+
 
 class Case(NamedTuple):
-    """A student to be distilled: from which run, by which codec, for how many bytes of all nodes."""
+    """A student to be distilled: from which run, by which codec, for how many megabytes of all nodes."""
 
     run: Path
     codec: str
-    size: float
+    megabytes: float
+
+    @property
+    def name(self) -> Name:
+        """Return what its row begins with."""
+        return self.run.resolve().name, self.codec, self.megabytes
 
 
 def contexts_for(codec: str, size: float, nodes: int, vocab: int, most: int) -> int:
@@ -80,7 +103,7 @@ def measure(case: Case) -> Row:
     base, public = case.run / base_file(config, None), read_arrays(case.run / PUBLIC)[0]["tokens"]
     windows = public[: len(public) // length * length].reshape(-1, length)
     vocab = ProbeSet.load(case.run / PROBE).vocab
-    wanted = contexts_for(case.codec, case.size, nodes, vocab, windows.size) // length
+    wanted = contexts_for(case.codec, 1e6 * case.megabytes, nodes, vocab, windows.size) // length
     chosen = np.random.default_rng(derive_seed(seed, "labels")).permutation(len(windows))[:wanted]
     sequences = windows[np.sort(chosen)]
     target, sent = labels(case, base, sequences, nodes, seed)
@@ -89,8 +112,8 @@ def measure(case: Case) -> Row:
     texts, _ = read_arrays(case.run / HELDOUT)
     loss = float(np.mean(heldout_losses(student, [texts[str(node)] for node in range(nodes)], length)))
     return {
-        "run": case.run.name,
-        "codec": case.codec,
+        **dict(zip(NAME, case.name, strict=True)),
+        "seed": seed,
         "uplink_bytes": sent,
         "contexts": sequences.size,
         "context_bits": 8 * sent / nodes / sequences.size,
@@ -111,7 +134,7 @@ def labels(case: Case, base: Path, sequences: np.ndarray[Any, Any], nodes: int, 
             probe=bytes(32),
             contexts=sequences.size,
             vocab=reference.vocab,
-            bits=8 * case.size / nodes / sequences.size,
+            bits=8e6 * case.megabytes / nodes / sequences.size,
             slot=node,
             slots=nodes,
             prior=prior if codec.traits.prior else None,
@@ -127,8 +150,8 @@ def draw(rows: list[Row], figure: Figure) -> None:
     axes = figure.subplots()
     for name in dict.fromkeys(row["codec"] for row in rows):
         own = [row for row in rows if row["codec"] == name]
-        sizes = sorted({round(row["uplink_bytes"] / 1e6, 1) for row in own})
-        found = [[row["heldout_loss"] for row in own if round(row["uplink_bytes"] / 1e6, 1) == size] for size in sizes]
+        sizes = sorted({row["megabytes"] for row in own})
+        found = [[row["heldout_loss"] for row in own if row["megabytes"] == size] for size in sizes]
         errors = [np.std(losses, ddof=1) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0 for losses in found]
         axes.errorbar(sizes, [float(np.mean(losses)) for losses in found], errors, fmt="o-", capsize=3, label=name)
     axes.set_xscale("log")
@@ -138,30 +161,52 @@ def draw(rows: list[Row], figure: Figure) -> None:
     axes.legend(frameon=False)
 
 
-def main() -> None:
+def read(path: Path) -> dict[Name, Row]:
+    """Return the rows of a table by their names; none if there is no table."""
+    if not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [{key: KINDS[key](value) for key, value in row.items() if key in KINDS} for row in csv.DictReader(file)]
+    if any(set(row) != set(KINDS) for row in rows):
+        raise SystemExit(f"{path} has other columns than {', '.join(KINDS)}: move it away, or choose another --out")
+    return {tuple(row[key] for key in NAME): row for row in rows}
+
+
+def write(rows: dict[Name, Row], path: Path) -> None:
+    """Write the table, whole or not at all: by budget, codec and run."""
+    ordered = sorted(rows.values(), key=lambda row: (row["megabytes"], row["codec"], row["run"]))
+    new = path.with_suffix(".new")
+    write_csv(new, ordered)
+    new.replace(path)
+
+
+def main(arguments: list[str] | None = None) -> None:
     """Measure all cases; rows that the table has already are kept."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs of one round")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for table and figure (default: out)")
     parser.add_argument("--megabytes", type=float, nargs="+", default=MEGABYTES, help="budgets of all nodes together")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side (default: 1)")
-    arguments = parser.parse_args()
+    given = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    given.out.mkdir(parents=True, exist_ok=True)
+    table = given.out / "labels.csv"
+    rows = read(table)
     cases = [
-        Case(run, codec, 1e6 * size)
-        for size in arguments.megabytes
-        for run in arguments.runs
+        case
+        for size in given.megabytes
+        for run in given.runs
         for codec in ("samples", *BITS)
         if 8e6 * size / NODES / (BITS.get(codec, 0.0) * VOCAB + 1) >= LEAST_CONTEXTS
+        if (case := Case(run, codec, size)).name not in rows
     ]
-    rows: list[Row] = []
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        for row in pool.map(measure, cases):
-            rows.append(row)
-            print(row)
-            write_csv(arguments.out / "labels.csv", rows)
-    save_figure(partial(draw, rows), arguments.out / "labels", (7.0, 4.2))
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for done in as_completed([pool.submit(measure, case) for case in cases]):
+            row = done.result()
+            rows[tuple(row[key] for key in NAME)] = row
+            print(row, flush=True)
+            write(rows, table)
+    save_figure(partial(draw, list(rows.values())), given.out / "labels", (7.0, 4.2))
 
 
 if __name__ == "__main__":

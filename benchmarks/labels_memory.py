@@ -2,8 +2,9 @@
 
 Every node codes a frame in a process of its own; then a fresh process checks, spools and combines them, and its peak is
 measured. Nothing of the size m x V exists anywhere: logits and prior repeat every 64 contexts, draws do not. With
-`--computed` the prior is computed and rounded block by block as in a run, which takes longer. Frames stay in the folder
-`--frames`, so that a second call only combines. `python -m benchmarks.labels_memory` prints one JSON line.
+`--computed` the aggregator computes its prior as in a run: a small transformer predicts all contexts, block by block,
+once for every frame and once for all together, which takes far longer. Frames stay in the folder `--frames`, so that a
+second call only combines. `python -m benchmarks.labels_memory` prints one JSON line.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ import numpy as np
 from benchmarks.scaling import peak, resident
 from fpld.codecs.prior import block_digest, in_eighths, join_digests, ranges
 from fpld.codecs.samples.codec import SAMPLES
+from fpld.federation.predictions import Predictions
+from fpld.federation.training import open_student
 from fpld.protocol import Aggregator, Budget, Settings
-from fpld.protocol.priors import ComputedPrior, collect, take_notes
+from fpld.protocol.priors import Block, ComputedPrior, collect, take_notes
 from fpld.protocol.wire import seal
+from fpld.students.configs import TransformerConfig
+from fpld.students.transformer import Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fpld.codecs import Prior
+    from fpld.students import Student
     from fpld.types import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
-PERIOD, BLOCK = 64, 32  # contexts that differ, and contexts at a time
+PERIOD, BLOCK, LENGTH = 64, 32, 32  # contexts that differ, contexts at a time, and of a sequence
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,8 +51,10 @@ class Repeated:
 
     @property
     def digest(self) -> bytes:
-        """Return the digest of all integers, as a prior has it."""
-        return join_digests(b"".join(block_digest(self.block(rows)) for rows in ranges(self.shape)))
+        """Return the digest of all integers, as a prior has it; blocks repeat as well."""
+        keys = [(rows.start % PERIOD, len(rows)) for rows in ranges(self.shape)]
+        found = {key: block_digest(self.block(range(key[0], sum(key)))) for key in set(keys)}
+        return join_digests(b"".join(found[key] for key in keys))
 
     def block(self, rows: range) -> Array:
         """Return some rows."""
@@ -61,25 +69,54 @@ class Repeated:
             yield self.block(range(start, min(start + BLOCK, self.shape[0])))
 
 
-def logits(shape: tuple[int, int], node: int | None) -> Repeated:
-    """Return logits of a language model's shape: those of a node, or what all nodes expect."""
-    rng = np.random.default_rng(0)
-    size = PERIOD, shape[1]
-    ranks = rng.random(size, np.float32).argsort(axis=1) + 1
-    values = 1.3 * (rng.standard_normal(size, np.float32) - 1.1 * np.log(ranks, dtype=np.float32))
-    if node is not None:
-        own = np.random.default_rng(1 + node).standard_normal(size, np.float32)
-        values = values + 0.85 * rng.standard_normal(size, np.float32) + 0.65 * own
+def student_of(vocab: int, folder: Path) -> Student:
+    """Return a small transformer that knows how often tokens are; it is made once for all processes."""
+    file = folder / "student.safetensors"
+    if not file.exists():
+        ranks = np.random.default_rng(0).zipf(1.2, 20_000)
+        student = Transformer(TransformerConfig(vocab=vocab, layers=1, width=16, heads=2, length=LENGTH), seed=0)
+        student.finetune(np.minimum(ranks, vocab) - 1, steps=50, seed=0)
+        student.save(file)
+    return open_student(file)
+
+
+def sequences_of(shape: tuple[int, int]) -> Array:
+    """Return sequences that repeat, [m / length, length]."""
+    some = np.minimum(np.random.default_rng(1).zipf(1.2, (PERIOD // LENGTH, LENGTH)), shape[1]) - 1
+    return np.resize(some, (-(-shape[0] // LENGTH), LENGTH))
+
+
+def expected_of(shape: tuple[int, int], student: Student | None) -> Repeated:
+    """Return the logits that all nodes expect, of a language model's shape: a student's, or drawn."""
+    if student is None:
+        rng = np.random.default_rng(0)
+        ranks = rng.random((PERIOD, shape[1]), np.float32).argsort(axis=1) + 1
+        values = 1.3 * (rng.standard_normal(ranks.shape, np.float32) - 1.1 * np.log(ranks, dtype=np.float32))
+    else:
+        values = student.logits(sequences_of((PERIOD, shape[1])))
     return Repeated(shape, np.concatenate([values, values]).astype(np.float32))
 
 
-def prior_of(shape: tuple[int, int], *, computed: bool) -> Prior:
-    """Return the prior: from a table, or computed block by block."""
-    expected = logits(shape, None)
-    if not computed:
-        return Repeated(shape, in_eighths(expected.table))
-    noted = take_notes(map(expected.block, ranges(shape)), shape)
-    return ComputedPrior(expected.block, collect(noted, shape))
+def node_logits(expected: Repeated, node: int) -> Repeated:
+    """Return the logits of a node: what all nodes have in common beside what is expected, and its own."""
+    common, own = (np.random.default_rng([seed, 2]) for seed in (0, 1 + node))
+    size = PERIOD, expected.shape[1]
+    apart = 0.85 * common.standard_normal(size, np.float32) + 0.65 * own.standard_normal(size, np.float32)
+    return Repeated(expected.shape, expected.table + np.concatenate([apart, apart]))
+
+
+def computed_prior(expected: Repeated, student: Student) -> ComputedPrior:
+    """Return the prior as an aggregator has it that computes it; what is noted of it repeats as well."""
+    shape, found = expected.shape, dict[tuple[int, int], Block]()
+
+    def noted() -> Iterator[Block]:
+        for rows in ranges(shape):
+            key = rows.start % PERIOD, len(rows)
+            if key not in found:
+                (found[key],) = take_notes([expected.block(rows)], (len(rows), shape[1]))
+            yield found[key]
+
+    return ComputedPrior(Predictions(student, sequences_of(shape)), collect(noted(), shape))
 
 
 def aggregator_of(shape: tuple[int, int], nodes: int, bits: float, prior: Prior) -> tuple[Aggregator, list[Plan]]:
@@ -104,16 +141,19 @@ def aggregator_of(shape: tuple[int, int], nodes: int, bits: float, prior: Prior)
     return aggregator, [tasks[node].plan for node in range(nodes)]
 
 
-def encode(shape: tuple[int, int], nodes: int, bits: float, node: int, path: Path) -> None:
+def encode(expected: Repeated, nodes: int, bits: float, node: int, path: Path) -> None:
     """Write a node's frame."""
-    _, plans = aggregator_of(shape, nodes, bits, prior_of(shape, computed=False))
-    payload = SAMPLES.encode(logits(shape, node).blocks(), plans[node])
+    shape = expected.shape
+    _, plans = aggregator_of(shape, nodes, bits, Repeated(shape, in_eighths(expected.table)))
+    payload = SAMPLES.encode(node_logits(expected, node).blocks(), plans[node])
     path.write_bytes(seal(payload, plans[node], SAMPLES.code))
 
 
-def aggregate(shape: tuple[int, int], bits: float, frames: list[Path], *, computed: bool) -> dict[str, Any]:
+def aggregate(expected: Repeated, bits: float, frames: list[Path], student: Student | None) -> dict[str, Any]:
     """Check, spool and combine the frames in this process; measure its peak beyond what it held before them."""
-    prior = prior_of(shape, computed=computed)
+    shape = expected.shape
+    table = Repeated(shape, in_eighths(expected.table))
+    prior = table if student is None else computed_prior(expected, student)
     aggregator, _ = aggregator_of(shape, len(frames), bits, prior)
     before, start, sent = resident(), time.perf_counter(), 0
     for node, path in enumerate(frames):
@@ -130,7 +170,7 @@ def aggregate(shape: tuple[int, int], bits: float, frames: list[Path], *, comput
         "contexts": shape[0],
         "vocab": shape[1],
         "context_bits": bits,
-        "computed": computed,
+        "computed": student is not None,
         "checking_seconds": checked - start,
         "combining_seconds": time.perf_counter() - checked,
         "frames_mb": sent / 1e6,
@@ -153,17 +193,20 @@ def main() -> None:
     parser.add_argument("--node", type=int, help="code the frame of this node only")
     arguments = parser.parse_args()
     shape = arguments.contexts, arguments.vocab
-    folder = arguments.frames / "-".join(f"{size:g}" for size in (arguments.nodes, *shape, arguments.bits))
+    name = "-".join(f"{size:g}" for size in (arguments.nodes, *shape, arguments.bits))
+    folder = arguments.frames / (f"{name}-computed" if arguments.computed else name)
     folder.mkdir(parents=True, exist_ok=True)
+    student = student_of(arguments.vocab, folder) if arguments.computed else None
+    expected = expected_of(shape, student)
     paths = [folder / f"{node}.frame" for node in range(arguments.nodes)]
     if arguments.node is not None:
-        encode(shape, arguments.nodes, arguments.bits, arguments.node, paths[arguments.node])
+        encode(expected, arguments.nodes, arguments.bits, arguments.node, paths[arguments.node])
         return
     for node, path in enumerate(paths):
         if not path.exists():  # in a process of its own: a peak never falls
             command = [sys.executable, "-m", "benchmarks.labels_memory", *sys.argv[1:], "--node", str(node)]
             subprocess.run(command, check=True)
-    print(json.dumps(aggregate(shape, arguments.bits, paths, computed=arguments.computed)))
+    print(json.dumps(aggregate(expected, arguments.bits, paths, student)))
 
 
 if __name__ == "__main__":

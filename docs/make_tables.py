@@ -2,6 +2,7 @@
 
     python docs/make_tables.py                                   the tables again
     python docs/make_tables.py --take rivals runs/rivals         first keep what `fpld run rivals --seeds ...` found
+    python docs/make_tables.py --take equal-bytes out            first keep what `python -m benchmarks.labels` found
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`.
 """
@@ -9,8 +10,11 @@ A table stands between `<!-- table NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import math
 import re
+import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,32 +30,80 @@ NAMES = {
     "ensemble": "mixture of the nodes' models (cannot be sent)",
     "fpld": "**fpld**",
 }
+EQUAL_BYTES, ORDER = "equal-bytes", ("samples", "predictive", "uniform")
 _TABLE = re.compile(r"(<!-- table ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def take(name: str, folder: Path) -> None:
     """Keep what a command with several seeds has found, with the commit that found it."""
-    found = json.loads((folder / "seeds.json").read_text())
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S607
-    seeds = ",".join(map(str, found["seeds"]))
-    kept = {"command": f"fpld run {name} --seeds {seeds}", "commit": commit.stdout.strip(), **found}
+    found = take_students(folder) if name == EQUAL_BYTES else take_runs(name, folder)
+    kept = {"command": found.pop("command"), "commit": commit.stdout.strip(), **found}
     (DOCS / "results").mkdir(exist_ok=True)
     (DOCS / "results" / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def take_runs(name: str, folder: Path) -> dict[str, Any]:
+    """Return what `fpld run --seeds` has found."""
+    found: dict[str, Any] = json.loads((folder / "seeds.json").read_text())
+    return {"command": f"fpld run {name} --seeds {','.join(map(str, found['seeds']))}", **found}
+
+
+def take_students(folder: Path) -> dict[str, Any]:
+    """Return means over seeds of students at equal bytes, and how far a codec is behind `samples`, paired by seed."""
+    with (folder / "labels.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    losses = {(float(row["megabytes"]), row["codec"], int(row["seed"])): float(row["heldout_loss"]) for row in rows}
+    seeds = sorted({seed for *_, seed in losses})
+    means = []
+    for size, codec in sorted(
+        {(size, codec) for size, codec, _ in losses}, key=lambda key: (key[0], ORDER.index(key[1]))
+    ):
+        own = [losses[size, codec, seed] for seed in seeds]
+        behind = [loss - losses[size, "samples", seed] for loss, seed in zip(own, seeds, strict=True)]
+        contexts = {int(row["contexts"]) for row in rows if (float(row["megabytes"]), row["codec"]) == (size, codec)}
+        found = {"megabytes": size, "codec": codec, "contexts": max(contexts)}
+        found |= dict(zip(("heldout_loss", "heldout_se"), mean_and_error(own), strict=True))
+        means.append(found | dict(zip(("behind", "behind_se"), mean_and_error(behind), strict=True)))
+    runs = " ".join(f"runs/rivals/seed-{seed}" for seed in seeds)
+    return {"command": f"python -m benchmarks.labels {runs}", "seeds": seeds, "rows": means}
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Return a mean and its standard error."""
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def table(name: str) -> str:
     """Return a table with the command that makes it."""
     kept = json.loads((DOCS / "results" / f"{name}.json").read_text())
+    lines = student_lines(kept["rows"]) if name == EQUAL_BYTES else run_lines(kept["rows"])
+    seeds = ", ".join(map(str, kept["seeds"]))
+    said = f"Means over seeds {seeds} with standard errors; *behind* is paired: `{kept['command']}`, {kept['commit']}."
+    return "\n".join([*lines, "", said, ""])
+
+
+def student_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of students at equal bytes."""
+    lines = ["| uplink of all nodes | codec | contexts | nats per token | behind `samples` |", "|---|---|---|---|---|"]
+    for row in rows:
+        error = "" if row["behind_se"] is None else f" ± {row['behind_se']:.3f}"
+        behind = "" if row["codec"] == "samples" else f"{row['behind']:+.3f}{error}"
+        loss = f"{row['heldout_loss']:.3f} ± {row['heldout_se']:.3f}"
+        lines.append(f"| {row['megabytes']:g} MB | `{row['codec']}` | {row['contexts']:,} | {loss} | {behind} |")
+    return lines
+
+
+def run_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of methods side by side."""
     lines = ["| method | nats per token | behind fpld | uplink | downlink |", "|---|---|---|---|---|"]
-    for row in sorted(kept["rows"], key=lambda row: -row["heldout_loss"]):
+    for row in sorted(rows, key=lambda row: -row["heldout_loss"]):
         behind = "" if row["method"] == "fpld" else f"{row['behind']:+.3f} ± {row['behind_se']:.3f}"
         loss = f"{row['heldout_loss']:.3f} ± {row['heldout_se']:.3f}"
         lines.append(
             f"| {label(row)} | {loss} | {behind} | {size(row['uplink_bytes'])} | {size(row['downlink_bytes'])} |"
         )
-    seeds = ", ".join(map(str, kept["seeds"]))
-    said = f"Means over seeds {seeds} with standard errors; *behind* is paired: `{kept['command']}`, {kept['commit']}."
-    return "\n".join([*lines, "", said, ""])
+    return lines
 
 
 def label(row: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
@@ -35,7 +36,11 @@ from fpld.units import parse_rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+<<<<<<< HEAD
 
+=======
+_SEED = re.compile(r"# --seed (\d{1,19})\n")
+>>>>>>> main
 AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -62,13 +67,17 @@ S = TypeVar("S", bound=Section)
 
 
 class RunSection(Section):
-    """[run]: rounds, seed, the folder; how many nodes must answer for a round to count (all), and within which time."""
+    """[run]: rounds, seed, the folder; how many nodes must answer for a round to count (all), and within which time.
+
+    `samples` is how many short texts the student of each round writes, for people to read.
+    """
 
     rounds: Count = 3
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     out: str = "runs/run"
     quorum: Count | None = None
     deadline: Positive | None = None
+    samples: Annotated[int, Field(ge=0, le=20)] = 3
 
 
 class BaselinesSection(Section):
@@ -376,17 +385,18 @@ def _problems(error: ValidationError) -> list[str]:
 
 
 def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
-    """Read a configuration file, or a preset by its name; return it and its text. `seed` replaces run.seed."""
-    config, text = _load(path)
+    """Read a configuration file, or a preset by its name; return it and its text.
+
+    `seed` replaces run.seed. The first line of the text then says so, and counts when a run's config.toml is read.
+    """
+    text, source = read_text(path)
+    config, said = parse(text, source), _SEED.match(text)
+    if said is not None:
+        seed, text = (int(said[1]) if seed is None else seed), text[said.end() :]
     if seed is None:
         return config, text
     changed = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     return changed, f"# --seed {seed}\n{text}"
-
-
-def _load(path: str | Path) -> tuple[Config, str]:
-    text, source = read_text(path)
-    return parse(text, source), text
 
 
 def read_text(path: str | Path) -> tuple[str, str]:

@@ -1,14 +1,16 @@
 """How far a long loop is: a line in the log every few seconds, and points of a training's curve.
 
-A line is a record at level INFO with the numbers as `pace`. A point is a record of the logger `POINTS`, which only
-those who ask for it hear, with the numbers as `point`. No result depends on them.
+A line is a record at level INFO with the numbers as `pace`. It says what is worked on (`working_on`) and what comes
+next (`before`), where whoever began the loop has told. A point is a record of the logger `POINTS`, which only those who
+ask for it hear, with the numbers as `point`. No result depends on them.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -43,6 +45,7 @@ class Subject:
 
 
 _subject: ContextVar[Subject] = ContextVar("subject", default=Subject())  # noqa: B039  # it is frozen
+_next: ContextVar[str] = ContextVar("next", default="")
 
 
 @contextmanager
@@ -53,6 +56,16 @@ def working_on(subject: Subject) -> Iterator[None]:
         yield
     finally:
         _subject.reset(token)
+
+
+@contextmanager
+def before(following: str) -> Iterator[None]:
+    """Say what comes after the loops in this context."""
+    token = _next.set(following)
+    try:
+        yield
+    finally:
+        _next.reset(token)
 
 
 def run_on(subject: Subject, job: Callable[..., Result], *arguments: Any) -> Result:
@@ -99,19 +112,45 @@ class Pace:
             points.debug("%s", found, extra={"point": found})
 
     def _line(self) -> None:
-        subject, seconds = _subject.get(), monotonic() - self._started
+        seconds = monotonic() - self._started
         loss = self._losses[-1] if self._mean is None and self._losses else self._mean
         speed, left = self._tokens * self.done / seconds, seconds * max(self.total / self.done - 1, 0.0)
         parts = [
-            f"{subject}: {self._what}" if str(subject) else self._what,
             f"{self._unit} {self.done:,} of {self.total:,}",
             "" if loss is None else f"loss {loss:.4f}",
             f"{speed:,.0f} tokens/s" if speed else "",
             f"{show_seconds(left)} left",
         ]
-        found = {"what": self._what, "unit": self._unit, "done": self.done, "total": self.total, "loss": loss}
-        found |= {**asdict(subject), "tokens_per_second": speed or None, "left": left}
-        log.info("%s", ", ".join(filter(None, parts)), extra={"pace": found})
+        found = {"unit": self._unit, "done": self.done, "total": self.total, "loss": loss}
+        _say(self._what, parts, {**found, "tokens_per_second": speed or None, "left": left})
+
+
+def _say(what: str, parts: list[str], numbers: dict[str, Any]) -> None:
+    """Log a line: the subject, what is done, its numbers as text and as a record, and what is next."""
+    subject, following = _subject.get(), _next.get()
+    said = ", ".join(filter(None, [f"{subject}: {what}" if str(subject) else what, *parts]))
+    found = {**asdict(subject), "what": what, **numbers, "next": following}
+    log.info("%s", f"{said}; next: {following}" if following else said, extra={"pace": found})
+
+
+@contextmanager
+def lasting(what: str) -> Iterator[None]:
+    """Say every few seconds how long something has taken that cannot be counted; whatever is shorter says nothing."""
+    started, ended, context = monotonic(), threading.Event(), copy_context()
+
+    def tell() -> None:
+        while not ended.wait(EVERY):
+            seconds = monotonic() - started
+            numbers = {"unit": "second", "done": round(seconds), "total": None, "left": None}
+            context.run(_say, what, [f"{show_seconds(seconds)} so far"], numbers)
+
+    thread = threading.Thread(target=tell, name=f"pace of {what}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def show_seconds(seconds: float) -> str:

@@ -45,6 +45,17 @@ def test_presets_are_sound(name: str) -> None:
     assert text.startswith("#")
 
 
+def test_a_seed_that_was_given_counts_when_the_text_is_read_again(tmp_path: Path) -> None:
+    first, text = config.load("adaptive", seed=7)
+    assert first.run.seed == 7
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    assert config.load(file) == (first, text)
+    assert config.load(file, seed=7) == (first, text)
+    other, changed = config.load(file, seed=8)
+    assert (other.run.seed, changed.count("--seed")) == (8, 1)
+
+
 def test_the_demonstration_is_a_preset_with_two_thin_uplinks() -> None:
     demo, _ = config.load("demo")
     bits = sorted(node.context_bits or 0 for node in demo.nodes)

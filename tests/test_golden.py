@@ -38,6 +38,11 @@ VERSIONS = {
     (3, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
     (3, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
     (3, "samples"): "2e565266c205a819fb9299b31053a9fd53bf0bcd698218afe11c6e751e80fbbb",
+    (4, "uniform"): "2fa517f82a065bdebaa87292c7b503f9397a64323085146d1442c2574d043a40",
+    (4, "float32"): "cef933ea1c61fcd253e19fa788e41b54e80b11c6233fa85ceb291ed6cda9c000",
+    (4, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
+    (4, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
+    (4, "samples"): "55f4ebe53d34b4a3e757a6690bebf3b42e1b76be347ed261631a4f9c2fe18698",
 }
 
 # Codec, contexts, vocabulary, bits per context, other fields of the plan, and the payload (a long one: its SHA-256).
@@ -88,7 +93,7 @@ GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
         {},
         "00c20db3b1b393e6b3be01e734d6b627bc0004458da478b80a7d0dfc17cb",
     ),
-    "samples": ("samples", 4, 8, 60.0, {"prior": 0.0}, "38112b9ad33807c038f9ba5ad50d59e85a6381049667e94c628484c5df51"),
+    "samples": ("samples", 4, 8, 60.0, {"prior": 0.0}, "38113b9ad33807c038f9ba5ad50d59e85a6381049667e94c628484c5df51"),
     "samples, escapes": (
         "samples",
         2,
@@ -103,7 +108,15 @@ GOLDEN: dict[str, tuple[str, int, int, float, dict[str, Any], str]] = {
         8,
         60.0,
         {"prior": 0.0, "slot": 2, "slots": 5},
-        "2d1144b2d13807c038dd8dc4b1e5376fb950f6e4b7f180b0e2fe93d483c9",
+        "2d1133b2d13807c038dd8dc4b1e5376fb950f6e4b7f180b0e2fe93d483c9",
+    ),
+    "samples, two steps": (
+        "samples",
+        100,
+        6,
+        80.0,
+        {"prior": -2.0},
+        "e27e1b407e99c8151bcb773be30124943e9b1f2f2603568752a304c48ea40512",
     ),
 }
 
@@ -128,15 +141,16 @@ def test_golden_payload(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in GOLDEN.items() if row[0] == "samples"])
 def test_sampled_labels_are_what_the_docs_say(name: str) -> None:
-    """Against a decoder that has nothing but docs/wire.md; one row has escapes."""
+    """Against a decoder that has nothing but docs/wire.md; one row has escapes, one two steps."""
     data, (_, plan) = payload(name), scene(name)
     (sparse,) = SamplesReader(data, plan).sparse()
     found = np.zeros(plan.shape)
     found[np.repeat(np.arange(plan.contexts), np.diff(sparse.starts)), sparse.tokens] = sparse.changes
     symbols = wire_samples.symbols(data, plan)
-    step = 2.0 ** ((int.from_bytes(data[:2], "little") - 6144) / 256)
+    taus = 2.0 ** ((wire_samples.steps(data, plan) - 6144) / 256)
+    assert len(set(taus)) == (2 if name == "samples, two steps" else 1)
     assert np.count_nonzero(symbols) > plan.contexts
-    assert np.allclose(found, step * symbols, rtol=1e-6)
+    assert np.allclose(found, taus[:, None] * symbols, rtol=1e-6)
 
 
 def test_every_codec_has_golden_bytes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from fpld import pace
 from fpld.cli import main
 from fpld.engines.pool import make_pool
 from fpld.federation.watch import CURVES, NOW, watch
-from fpld.pace import Pace, Subject, run_on, working_on
+from fpld.pace import Pace, Subject, before, lasting, run_on, working_on
 from fpld.storage.folder import RunFolder
 from fpld.students.ngram import NGram, NGramConfig
 from tests.federation.conftest import config_file
@@ -42,19 +43,34 @@ def points(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / CURVES).read_text().splitlines()]
 
 
-def test_a_line_says_step_loss_speed_and_time_left(
+def test_a_line_says_step_loss_speed_time_left_and_what_is_next(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(np.arange(0.0, 1000.0, 0.5).tolist())
     monkeypatch.setattr(pace, "monotonic", lambda: next(clock))
-    with caplog.at_level(logging.INFO, "fpld"), working_on(Subject("fpld", 2, "north")):
+    with caplog.at_level(logging.INFO, "fpld"), working_on(Subject("fpld", 2, "north")), before("coding"):
         loop(40)
     first = caplog.records[0]
     assert first.getMessage().startswith("fpld, round 2, north: training, step 6 of 40, loss 6.0000, ")
-    assert first.getMessage().endswith(" left")
+    assert first.getMessage().endswith(" left; next: coding")
     said = vars(first)["pace"]
     assert said["tokens_per_second"] == pytest.approx(8 * 6 / (said["left"] / (40 / 6 - 1)))
+    assert said["next"] == "coding"
     assert 3 < len(caplog.records) < 10  # every few seconds of this clock, and not at every step
+
+
+def test_what_cannot_be_counted_says_that_it_goes_on(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "EVERY", 0.05)
+    with caplog.at_level(logging.INFO, "fpld"), working_on(Subject("fpld", 2)), before("distilling"):
+        with lasting("combining"):
+            time.sleep(0.2)
+        said = len(caplog.records)
+        time.sleep(0.2)
+    assert 1 <= said == len(caplog.records)  # and no more when it has ended
+    assert caplog.records[0].getMessage() == "fpld, round 2: combining, 0 s so far; next: distilling"
+    assert (vars(caplog.records[0])["pace"]["total"], vars(caplog.records[0])["pace"]["left"]) == (None, None)
 
 
 @pytest.mark.parametrize("steps", [1, 7, 100, 101, 5003])
@@ -89,6 +105,27 @@ def test_a_disk_that_refuses_stops_no_training(tmp_path: Path) -> None:
     with watch(RunFolder(tmp_path / "missing")):
         loop(3)
     assert not (tmp_path / "missing").exists()
+
+
+@pytest.mark.slow
+def test_every_loop_of_a_run_says_what_is_next(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pace, "EVERY", 0.0)
+    with caplog.at_level(logging.INFO, "fpld"):
+        assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
+    said = [vars(record)["pace"] for record in caplog.records if hasattr(record, "pace")]
+    following = {(each["method"], each["what"], each["next"]) for each in said}
+    assert all(line for *_, line in following)
+    assert {
+        ("", "training", "the first round"),
+        ("fpld", "predicting the probe set", "local training"),
+        ("fpld", "training", "coding the probe set's logits"),
+        ("fpld", "computing logits", "sending them"),
+        ("fpld", "distillation", "measuring its distance to the target"),
+        ("fpld", "computing logits", "noting its loss"),
+        ("baseline", "training", "evaluating it"),
+    } <= following
 
 
 @pytest.mark.slow

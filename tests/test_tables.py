@@ -43,6 +43,31 @@ def test_the_student_is_ahead_of_fedavg_at_its_best_by_two_standard_errors_for_a
     assert found["base"]["heldout_loss"] - found["fpld"]["heldout_loss"] >= 0.75 * way
 
 
+def test_sampled_labels_teach_more_than_other_codecs_at_every_budget() -> None:
+    kept = json.loads((DOCS / "results" / "equal-bytes.json").read_text())
+    assert {row["codec"] for row in kept["rows"]} == {"samples", "predictive", "uniform"}
+    for row in kept["rows"]:
+        if row["codec"] != "samples":
+            assert row["behind"] > 2 * (row["behind_se"] or 0.0)
+
+
+def test_students_at_equal_bytes_are_paired_by_seed(tmp_path: Path) -> None:
+    losses = {"samples": (3.0, 3.2), "predictive": (3.1, 3.4)}
+    lines = [
+        f"seed-{seed},{codec},2.0,{seed},1999999,{1000 + seed},16.0,{loss}"
+        for codec, own in losses.items()
+        for seed, loss in enumerate(own)
+    ]
+    columns = "run,codec,megabytes,seed,uplink_bytes,contexts,context_bits,heldout_loss"
+    (tmp_path / "labels.csv").write_text("\n".join([columns, *lines]))
+    found = MADE["take_students"](tmp_path)
+    first, second = found["rows"]
+    assert (found["seeds"], first["codec"], second["codec"]) == ([0, 1], "samples", "predictive")
+    assert (second["heldout_loss"], second["heldout_se"]) == pytest.approx((3.25, 0.15))
+    assert (second["behind"], second["behind_se"]) == pytest.approx((0.15, 0.05))
+    assert MADE["student_lines"](found["rows"])[3] == "| 2 MB | `predictive` | 1,001 | 3.250 ± 0.150 | +0.150 ± 0.050 |"
+
+
 def _loss(row: dict[str, Any]) -> float:
     return float(row["heldout_loss"])
 

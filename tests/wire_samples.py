@@ -102,13 +102,21 @@ def logarithm(x: int) -> int:
     return 256 * (e - 32) + MANTISSAS[(8 * x >> e) - 8]
 
 
+def steps(payload: bytes, plan: Plan) -> np.ndarray:
+    """Return the step number of each context [m]."""
+    (field,) = struct.unpack_from("<H", payload)
+    numbers = np.full(plan.contexts, field % (1 << 15))
+    if field >> 15:
+        numbers[: struct.unpack_from("<I", payload, 6)[0]] -= 1
+    return numbers
+
+
 def symbols(payload: bytes, plan: Plan) -> np.ndarray:
     """Return the symbols s [m, V] of a payload with a head."""
     assert plan.prior is not None
-    (number,) = struct.unpack_from("<H", payload)
     levels, w = -plan.prior.block(range(plan.contexts)).astype(int), draws(plan)
-    ratios = ((47274 * levels + 512) >> 10) + number - 6144
-    coder, found = Decisions(payload[6:]), np.zeros(plan.shape, int)
+    ratios = ((47274 * levels + 512) >> 10) + steps(payload, plan)[:, None] - 6144
+    coder, found = Decisions(payload[10 if payload[1] >> 7 else 6 :]), np.zeros(plan.shape, int)
     escape = coder.number(2151, 58)
     for row in range(plan.contexts):
         some, expected = 0, 0

@@ -34,28 +34,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the texts."""
-    import numpy as np
-
-    from fpld.data.tokenize import SEPARATOR
     from fpld.report.models import open_models
     from fpld.students.base import check_count
-    from fpld.students.generate import generate
+    from fpld.students.generate import continuation
 
     check_count("--samples", arguments.samples, 1)
     models = open_models(arguments.run)
     student = models.open(arguments.model)
-    prompt = models.tokenizer.encode(arguments.prompt or SEPARATOR)
     rows = []
     for number in range(arguments.samples):
-        ids = generate(
+        text = continuation(
             student,
-            prompt,
+            models.tokenizer,
+            arguments.prompt,
             tokens=arguments.tokens,
             seed=arguments.seed + number,
             temperature=arguments.temperature,
             top=arguments.top,
         )
-        text = models.tokenizer.decode(np.array(list(ids), np.int32))
         rows.append({"seed": arguments.seed + number, "prompt": arguments.prompt, "text": text})
     if arguments.json:
         output.result("generate", rows)

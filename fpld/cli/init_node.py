@@ -38,17 +38,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Make keys and the node's file; print what to do next."""
-    from fpld.data import read_documents
-    from fpld.engines.flower.home import Invitation, init_node
+    from fpld.data import hold_out, read_documents
+    from fpld.engines.flower.home import HELD_OUT, Invitation, init_node
 
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}", arguments.name):
         raise InputError(f"NAME must be letters, digits, blanks, dots, dashes, 64 at most, got {arguments.name!r}")
     if arguments.data is not None:
         if not Path(arguments.data).exists():
             raise InputError(f"--data: {arguments.data} does not exist: give a text file or a folder")
-        read_documents(
-            arguments.data, field=arguments.field
-        )  # what cannot be read is said here, not in the first round
+        # What cannot be read, or is too short to hold some of it out, is said here and not in the first round.
+        hold_out(read_documents(arguments.data, field=arguments.field), fraction=HELD_OUT, seed=0)
         source = f"data = {json.dumps(str(Path(arguments.data).resolve()))}\nfield = {json.dumps(arguments.field)}"
     else:
         source = f"corpus = {json.dumps(arguments.corpus)}"

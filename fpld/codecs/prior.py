@@ -52,6 +52,12 @@ def ranges(shape: tuple[int, int]) -> list[range]:
     return split(shape[0], shape[1], BLOCK)
 
 
+def block_rows(shape: tuple[int, int], block: int) -> range:
+    """Return the contexts of a block: what `ranges` has at that place, without a list of all."""
+    stride = max(BLOCK // shape[1], 1)
+    return range(block * stride, min((block + 1) * stride, shape[0]))
+
+
 def block_digest(integers: Eighths) -> bytes:
     """Return the digest of a block."""
     return hashlib.blake2b(integers.astype("<i2", copy=False).tobytes(), digest_size=DIGEST_BYTES).digest()

@@ -1,4 +1,4 @@
-"""The tokenizer of a pretrained model: what its `tokenizer.json` says, kept whole in a file of ours.
+"""The tokenizer of a pretrained model: what its `tokenizer.json` says, kept whole.
 
 The vocabulary was fixed before any private text was seen, so it tells nothing about the nodes.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.data.tokenize import FORMAT, check_tokens, tokenizers_library, utf8
+from fpld.data.tokenize import check_tokens, tokenizers_library, utf8
 from fpld.errors import InputError
 from fpld.storage.files import canonical_json, write_atomic
 
@@ -66,14 +66,8 @@ class PretrainedTokenizer:
         return str(self._backend.to_str())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as JSON."""
-        serial = {
-            "format": FORMAT,
-            "kind": "pretrained",
-            "vocab": self.vocab,
-            "tokenizer": json.loads(self._backend.to_str()),
-        }
-        write_atomic(Path(path), canonical_json(serial))
+        """Write the tokenizer as the JSON of the `tokenizers` library; V, if it is larger, is not in it."""
+        write_atomic(Path(path), self.library_json().encode())
 
 
 def same_tokens(one: str, other: str) -> bool:

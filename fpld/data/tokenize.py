@@ -1,7 +1,8 @@
 """Tokenizers: bytes, or a byte-level BPE that is trained on public text only.
 
 The vocabulary shapes what every node sends, so it must not depend on private text: train a BPE on the text
-that the probe set comes from. Both ends compare `digest` before they compare logits.
+that the probe set comes from. Both ends compare `digest` before they compare logits. Files have the format of the
+`tokenizers` library, which is not needed to read and write them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
-from fpld.storage.files import canonical_json, read_json, write_atomic
+from fpld.storage.files import canonical_json, read_utf8, write_atomic
 
 if TYPE_CHECKING:
     import os
@@ -86,11 +87,11 @@ class ByteTokenizer:
 
     def library_json(self) -> str:
         """Return the tokenizer as a byte-level BPE without merges."""
-        return str(_byte_level([bytes([byte]) for byte in range(256)], []).to_str())
+        return _library_json([bytes([byte]) for byte in range(256)], [])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as JSON."""
-        write_atomic(Path(path), canonical_json(self._serial()))
+        """Write the tokenizer as the JSON of the `tokenizers` library."""
+        write_atomic(Path(path), self.library_json().encode())
 
     def _serial(self) -> dict[str, Any]:
         return {"format": FORMAT, "kind": "byte"}
@@ -171,11 +172,11 @@ class BpeTokenizer:
 
     def library_json(self) -> str:
         """Return the tokenizer as the JSON of the `tokenizers` library."""
-        return str(self._library.to_str())
+        return _library_json(self._tokens, self._merges)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as JSON."""
-        write_atomic(Path(path), canonical_json(self._serial()))
+        """Write the tokenizer as the JSON of the `tokenizers` library."""
+        write_atomic(Path(path), self.library_json().encode())
 
     def _serial(self) -> dict[str, Any]:
         return {
@@ -195,38 +196,61 @@ class BpeTokenizer:
 
     @functools.cached_property
     def _library(self) -> Any:
-        return _byte_level(self._tokens, self._merges)
+        return tokenizers_library().Tokenizer.from_str(self.library_json())
 
 
-def _byte_level(tokens: Sequence[bytes], merges: Sequence[tuple[bytes, bytes]]) -> Any:
-    """Make a byte-level BPE of the `tokenizers` library."""
-    library = tokenizers_library()
+def _byte_level(add_prefix_space: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": True}
+
+
+# A byte-level BPE as the library writes it, around its tokens and merges.
+_FRAME: dict[str, Any] = {
+    "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+    "pre_tokenizer": _byte_level(False), "post_processor": None, "decoder": _byte_level(True),
+}  # fmt: skip
+_MODEL: dict[str, Any] = {
+    "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+    "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+}  # fmt: skip
+
+
+def _library_json(tokens: Sequence[bytes], merges: Sequence[tuple[bytes, bytes]]) -> str:
+    """Return a byte-level BPE as the library writes it."""
     vocab = {_printable(token): index for index, token in enumerate(tokens)}
-    pairs = [(_printable(left), _printable(right)) for left, right in merges]
-    model = library.Tokenizer(library.models.BPE(vocab=vocab, merges=pairs))
-    model.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = library.decoders.ByteLevel()
-    return model
+    pairs = [[_printable(left), _printable(right)] for left, right in merges]
+    return json.dumps({**_FRAME, "model": {**_MODEL, "vocab": vocab, "merges": pairs}})
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """Read a tokenizer that `save` wrote."""
-    file = Path(path)
-    serial = read_json(file, FORMAT)
-    if serial.get("kind") == "byte":
+def _parse(value: dict[str, Any], vocab: int | None) -> Tokenizer | None:
+    """Return the tokenizer of `_library_json`; None if this is another one of the library's."""
+    model = dict(value["model"])
+    ids, pairs = model.pop("vocab", None), model.pop("merges", None)
+    frame = {name: part for name, part in value.items() if name != "model"}
+    if frame != _FRAME or model != _MODEL or vocab not in (None, len(ids)):
+        return None
+    names = sorted(ids, key=ids.__getitem__)
+    if [ids[name] for name in names] != list(range(len(names))):
+        raise InputError("ids must be 0, 1, 2, ...")
+    tokens = [_from_printable(name) for name in names]
+    merges = [(_from_printable(left), _from_printable(right)) for left, right in pairs]
+    if not merges and tokens == [bytes([byte]) for byte in range(256)]:
         return ByteTokenizer()
+    return BpeTokenizer(tokens, merges)
+
+
+def load_tokenizer(path: str | os.PathLike[str], *, vocab: int | None = None) -> Tokenizer:
+    """Read a tokenizer that `save` wrote; `vocab` is the V of a model that has more tokens than its tokenizer."""
+    file = Path(path)
     try:
-        if serial["kind"] == "pretrained":
+        value = json.loads(read_utf8(file))
+        found = _parse(value, vocab)
+        if found is None:
             from fpld.data.pretrained import PretrainedTokenizer  # it builds on this module
 
-            return PretrainedTokenizer(json.dumps(serial["tokenizer"]), vocab=serial["vocab"])
-        if serial["kind"] != "bpe":
-            raise InputError(f"{file}: kind must be 'byte', 'bpe' or 'pretrained', got {serial['kind']!r}")
-        tokens = [bytes.fromhex(token) for token in serial["tokens"]]
-        merges = [(bytes.fromhex(left), bytes.fromhex(right)) for left, right in serial["merges"]]
-        return BpeTokenizer(tokens, merges)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{file} is not a whole tokenizer ({error}): write it again with save()") from None
+            found = PretrainedTokenizer(json.dumps(value), vocab=vocab)
+    except (InputError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{file} must hold a whole tokenizer of the tokenizers library, but {error}") from None
+    return found
 
 
 def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> NDArray[np.int32]:

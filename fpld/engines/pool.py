@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import logging.handlers
 import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 log = logging.getLogger(__name__)
+
+Job = tuple[Future[Any], "Callable[[], Any]"]
 
 
 class Inline(Executor):
@@ -61,40 +63,73 @@ class Counting(Executor):
 
 
 class Lanes:
-    """Hand jobs on to a pool of so many workers: when one is free, the oldest job of the first lane that has any."""
+    """Hand jobs on to a pool of so many workers: those of lane 0 first, each lane in its order.
+
+    Lane 1 never has more workers at a time than `allow` says, none at first: what runs there cannot be interrupted.
+    """
 
     def __init__(self, pool: Executor, workers: int) -> None:
-        self._pool, self._workers, self._free = pool, workers, workers
-        self._waiting: list[tuple[int, int, Future[Any], Callable[[], Any]]] = []
-        self._lock, self._count = threading.Lock(), 0
+        self._pool, self._workers = pool, workers
+        self._waiting: tuple[deque[Job], deque[Job]] = deque(), deque()
+        self._busy = [0, 0]
+        self._allowed = [workers, 0]
+        self._lock, self._abandoned = threading.Lock(), False
+        self.opened = threading.Event()  # lane 1 has been allowed workers, or was abandoned
 
     def lane(self, number: int) -> Executor:
         """Return a lane as an executor; 0 comes before 1. In a pool without workers jobs never wait."""
         return Lane(self, number) if self._workers else self._pool
 
+    def allow(self, workers: int) -> None:
+        """Let lane 1 have so many workers at a time."""
+        with self._lock:
+            self._allowed[1] = workers
+        self.opened.set()
+        self._start()
+
+    def abandon(self) -> None:
+        """Cancel what waits in lane 1, and all that will be submitted to it."""
+        with self._lock:
+            self._abandoned = True
+            waiting = list(self._waiting[1])
+            self._waiting[1].clear()
+        self.opened.set()
+        for future, _ in waiting:
+            future.cancel()
+
     def submit(self, number: int, job: Callable[[], Any]) -> Future[Any]:
         """Submit a job to a lane."""
         future: Future[Any] = Future()
         with self._lock:
-            self._count += 1
-            heapq.heappush(self._waiting, (number, self._count, future, job))
+            if number == 1 and self._abandoned:
+                future.cancel()
+                return future
+            self._waiting[number].append((future, job))
         self._start()
         return future
 
     def _start(self) -> None:
-        with self._lock:
-            if not self._free or not self._waiting:
-                return
-            self._free -= 1
-            *_, future, job = heapq.heappop(self._waiting)
-        try:
-            self._pool.submit(job).add_done_callback(partial(self._end, future))
-        except Exception as error:  # the pool is broken or shut down: whoever waits must hear of it
-            future.set_exception(error)
+        """Start the jobs that there are workers for."""
+        while (chosen := self._next()) is not None:
+            number, (future, job) = chosen
+            try:
+                self._pool.submit(job).add_done_callback(partial(self._end, number, future))
+            except Exception as error:  # the pool is broken or shut down: whoever waits must hear of it
+                with self._lock:
+                    self._busy[number] -= 1
+                future.set_exception(error)
 
-    def _end(self, future: Future[Any], done: Future[Any]) -> None:
+    def _next(self) -> tuple[int, Job] | None:
         with self._lock:
-            self._free += 1
+            for number, waiting in enumerate(self._waiting):
+                if waiting and sum(self._busy) < self._workers and self._busy[number] < self._allowed[number]:
+                    self._busy[number] += 1
+                    return number, waiting.popleft()
+        return None
+
+    def _end(self, number: int, future: Future[Any], done: Future[Any]) -> None:
+        with self._lock:
+            self._busy[number] -= 1
         error = done.exception()
         if error is None:
             future.set_result(done.result())

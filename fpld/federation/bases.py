@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fpld.data import load_tokenizer
 from fpld.errors import InputError
 from fpld.federation.training import make_student, save_base
-from fpld.pace import Subject, working_on
+from fpld.pace import Subject, before, working_on
 from fpld.seeds import derive_seed
 from fpld.storage.seals import is_sealed, seal
 
@@ -47,7 +47,7 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
         options = student_options(config, index)
         student = make_student(options, vocab, derive_seed(config.run.seed, "base", name))
         log.info("%s: a %s of %s parameters, %s", name, student.kind, f"{student.parameters:,}", student.place)
-        student.check_tokenizer(load_tokenizer(store.path / "tokenizer.json"))
+        student.check_tokenizer(load_tokenizer(store.path / "tokenizer.json", vocab=vocab))
         if student.longest is not None and student.longest < config.probe.length:
             raise InputError(
                 f"student.length must be at least probe.length = {config.probe.length}, got {student.longest}"
@@ -55,7 +55,7 @@ def make_bases(config: Config, store: RunFolder, vocab: int, tokens: np.ndarray[
         if config.base is not None:
             log.info("training the base model on public text (%d steps)", config.base.steps)
             seed = derive_seed(config.run.seed, "base text", name)
-            with working_on(Subject(model=name.removesuffix(".safetensors"))):
+            with working_on(Subject(model=name.removesuffix(".safetensors"))), before("the first round"):
                 student.finetune(tokens, steps=config.base.steps, seed=seed, rate=config.base.rate)
         save_base(student, store.path / name, options.device)
         seal(store, name)

@@ -14,8 +14,8 @@ from fpld._check import printable
 from fpld.errors import QuorumError
 from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
-from fpld.federation.progress import NEXT, Progress
-from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings
+from fpld.federation.progress import Progress, next_phase
+from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings, submit_samples
 from fpld.federation.state import commit, recall
 from fpld.federation.worth import measured, with_means
 from fpld.pace import show_seconds
@@ -24,7 +24,7 @@ from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
     from fpld.config import Config
     from fpld.federation.engine import Absence, Engine, Heldout
@@ -63,6 +63,7 @@ class Federation:
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}
         self._carried = [0] * len(self.names)
+        self._samples: Future[list[dict[str, str]]] | None = None
 
     @property
     def done(self) -> bool:
@@ -91,12 +92,16 @@ class Federation:
         self._carried = [0] * len(self.names)
         self.aggregator, tasks = open_round(self.setup, self.state)
         self._progress.open(self.aggregator.round, [bits / self.setup.settings.vocab for bits in self.aggregator.bits])
-        self._say(f"local training at {len(tasks)} nodes; next: {NEXT['collecting']}")
+        self._say(f"local training at {len(tasks)} nodes; next: {self._next('collecting')}")
         return tasks
 
     def carried(self, node: int, size: int) -> None:
         """Count bytes that were sent to a node in this round."""
         self._carried[node] += size
+
+    def worked(self, node: int, seconds: float) -> None:
+        """Add to the time for which a node was at work in this round, where the engine knows it."""
+        self._progress.worked(node, seconds)
 
     def again(self, node: int) -> Task:
         """Return a node's task with the blocks of the prior that it asked for."""
@@ -122,6 +127,7 @@ class Federation:
             state, info = close_round(self.setup, self.state, self.aggregator, self._phase)
         except QuorumError as error:
             raise QuorumError("; ".join([str(error), *map(str, absent)])) from None
+        self._samples = submit_samples(self.setup, state)
         self._phase("evaluating")
         self._closed = state, info.line | {"absent": [asdict(absence) for absence in absent]}
         return info.combined
@@ -135,6 +141,7 @@ class Federation:
         ]
         line = line | measured(heldout) | {"refused": [*line["refused"], *refused]}
         line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
+        line = line | {"samples": [] if self._samples is None else self._samples.result()}
         line = line | {"seconds": self._progress.seconds}
         trace = with_means([*self.trace, line], self.names)
         # Which round is best is asked of held-out text, which a promise does not cover: then it is the last.
@@ -158,7 +165,10 @@ class Federation:
 
     def _phase(self, name: str) -> None:
         self._progress.phase(name)
-        self._say(f"{name}; next: {NEXT[name]}")
+        self._say(f"{name}; next: {self._next(name)}")
+
+    def _next(self, phase: str) -> str:
+        return next_phase(phase, self.aggregator.round, self.setup.settings.rounds)
 
     def _say(self, text: str) -> None:
         log.info("%s, round %d: %s", self.name, self.aggregator.round, text)

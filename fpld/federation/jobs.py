@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fpld.codecs.prior import ranges
+from fpld.data import load_tokenizer
 from fpld.errors import InputError
 from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
+<<<<<<< HEAD
 from fpld.federation.private import train
+=======
+from fpld.federation.samples import prompts, write_samples
+>>>>>>> main
 from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
+from fpld.pace import before
 from fpld.protocol.priors import collect, take_notes
 from fpld.storage.arrays import read_arrays
 from fpld.students import divergence
@@ -45,8 +51,10 @@ def distill(
     """Distil the student from a target; return its weights, and how far it is from the target (`divergence`)."""
     student, reference = open_student(base, state), open_student(base, state)
     text = None if public is None else read_arrays(public)[0]["tokens"]
-    student.distill(probe.sequences, target, public=text, **options)
-    found = divergence(student, probe.sequences, target, reference)
+    with before("measuring its distance to the target"):
+        student.distill(probe.sequences, target, public=text, **options)
+    with before("evaluating the student"):
+        found = divergence(student, probe.sequences, target, reference)
     # A student that knows less than nothing, or less than the last one, must not be broadcast.
     most, what = (0.0, "the last student has") if target.relative else (blank_kl(target.array), "equal chances have")
     if not found < most:
@@ -62,17 +70,27 @@ def predict(base: Path, state: Arrays, probe: ProbeSet, path: Path | None, margi
     shape = probe.contexts, probe.vocab
     predict = Predictions(open_student(base, state), probe.sequences)
     blocks = take_notes((predict(rows) for rows in ranges(shape)), shape, margin=margin)
-    if path is None:
-        return collect(blocks, shape)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        return collect(_written(blocks, file), shape)
+    with before("local training at the nodes"):
+        if path is None:
+            return collect(blocks, shape)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            return collect(_written(blocks, file), shape)
 
 
 def _written(blocks: Iterable[Block], file: BinaryIO) -> Iterator[Block]:
     for block in blocks:
         file.write(block.integers.tobytes())
         yield block
+
+
+def samples(base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int) -> list[dict[str, str]]:
+    """Let a student go on from a few pieces of the public text: `fpld.federation.samples`."""
+    student = open_student(base, state)
+    words = load_tokenizer(tokenizer, vocab=student.vocab)
+    texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
+    with before("noting them"):
+        return write_samples(student, words, texts, seed=seed)
 
 
 def finetune(
@@ -86,7 +104,13 @@ def finetune(
 ) -> Arrays:
     """Fine-tune a model on one text, or on several pooled."""
     student = open_student(base, state)
+<<<<<<< HEAD
     train(student, texts, promise, steps=steps, seed=seed, rate=rate)
+=======
+    tokens = np.concatenate([read_arrays(text)[0]["tokens"] for text in texts])
+    with before("evaluating it"):
+        student.finetune(tokens, steps=steps, seed=seed, rate=rate)
+>>>>>>> main
     return student.state()
 
 
@@ -94,17 +118,20 @@ def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> li
     """Return the held-out loss at each node."""
     student = open_student(base, state)
     texts, _ = read_arrays(heldout)
-    return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
+    with before("noting its loss"):
+        return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
 
 
 def evaluate_own(folder: Path, heldout: Path, length: int) -> list[dict[str, float | None]]:
     """Return the loss of each node's own models on its own held-out text; `folder` has a folder for each node."""
     texts, _ = read_arrays(heldout)
-    return [own_losses(folder / str(i), texts[str(i)], length) for i in range(len(texts))]
+    with before("noting their losses"):
+        return [own_losses(folder / str(i), texts[str(i)], length) for i in range(len(texts))]
 
 
 def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:
     """Return the held-out loss at each node of the mixture of several models: the mean of their probabilities."""
     models = [open_student(base, state) for base, state in zip(bases, states, strict=True)]
     texts, _ = read_arrays(heldout)
-    return [mixture_loss(models, texts[str(i)], length) for i in range(len(texts))]
+    with before("noting its loss"):
+        return [mixture_loss(models, texts[str(i)], length) for i in range(len(texts))]

@@ -12,6 +12,7 @@ from fpld.errors import InputError
 from fpld.federation.bases import make_bases
 from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.texts import first_documents, read_corpus, write_texts
+from fpld.pace import before, lasting
 from fpld.seeds import derive_seed
 from fpld.storage.seals import check_seals, is_sealed, seal
 
@@ -50,8 +51,9 @@ def prepare(config: Config, store: RunFolder) -> Prepared:
     check_seals(store)
     if not is_sealed(store, "prepared.json"):
         log.info("reading texts")
-        documents = read_corpus(config)
-        write_texts(config, documents, _write_public(config, documents, store), store)
+        with before("the base model"), lasting("preparing texts, tokenizer and probe set"):
+            documents = read_corpus(config)
+            write_texts(config, documents, _write_public(config, documents, store), store)
     public, known = _read_public(config, store), store.read_json("prepared.json")
     size = known.get("bytes_per_token") if isinstance(known, dict) else None
     if not isinstance(size, float) or not 0 < size < math.inf:
@@ -64,15 +66,17 @@ def prepare_public(config: Config, store: RunFolder) -> Public:
     check_seals(store)
     if not is_sealed(store, PROBE):
         log.info("reading the public text")
-        _write_public(config, read_corpus(config), store)
+        with before("the base model"), lasting("preparing texts, tokenizer and probe set"):
+            _write_public(config, read_corpus(config), store)
     return _read_public(config, store)
 
 
 def _write_public(config: Config, documents: list[Document], store: RunFolder) -> Tokenizer:
     """Make tokenizer and probe set of the public text."""
     public = _public_documents(config, documents)
-    tokenizer = _tokenizer(config, public)
-    tokenizer.save(store.path / "tokenizer.json")
+    made, file = _tokenizer(config, public), store.path / "tokenizer.json"
+    made.save(file)
+    tokenizer = data.load_tokenizer(file, vocab=made.vocab)  # what everyone else will read
     tokens = data.encode_documents(public, tokenizer)
     store.write_arrays(PUBLIC, {"tokens": tokens})
     data.ProbeSet.draw(

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 FILE = "progress.json"
 _LAPS = {"collecting": "local", "combining": "combine", "distilling": "distill", "evaluating": "evaluate"}
 
-NEXT = {
-    "collecting": "combining", "combining": "distilling", "distilling": "evaluating", "evaluating": "the next round",
-}  # fmt: skip
-"""What follows each phase of a round."""
+_NEXT = {"collecting": "combining", "combining": "distilling", "distilling": "evaluating"}
+
+
+def next_phase(phase: str, round: int, rounds: int) -> str:
+    """Return what follows a phase of a round.
+
+    >>> next_phase("evaluating", 1, 2), next_phase("evaluating", 2, 2)
+    ('round 2', 'the result')
+    """
+    return _NEXT.get(phase) or (f"round {round + 1}" if round < rounds else "the result")
 
 
 class Progress:
@@ -44,7 +50,8 @@ class Progress:
         self._started = time.monotonic()
         self._state.update(round=round, opened=time.time(), phase="collecting")
         self._nodes = [
-            {"name": name, "state": "working", "bits": float(allotted), "bytes": 0, "seconds": None, "reason": ""}
+            {"name": name, "state": "working", "bits": float(allotted), "bytes": 0, "reason": ""}
+            | {"seconds": None, "work": None}
             for name, allotted in zip(self._names, bits, strict=True)
         ]
         self._write()
@@ -54,6 +61,10 @@ class Progress:
         seconds = round(time.monotonic() - self._started, 3)
         self._nodes[node].update(state=verdict, reason=reason, bytes=sent, seconds=seconds)
         self._write()
+
+    def worked(self, node: int, seconds: float) -> None:
+        """Add to the time for which a node was at work in this round, its wait for a worker aside."""
+        self._nodes[node]["work"] = round((self._nodes[node]["work"] or 0.0) + seconds, 3)
 
     def missing(self, absence: Absence) -> None:
         """Note a node that does not answer in this round."""
@@ -78,8 +89,12 @@ class Progress:
 
     @property
     def seconds(self) -> dict[str, Any]:
-        """Return how long each phase has taken so far, and how long each node took to answer (None: it has not)."""
-        return {**self._measured(), "nodes": [node["seconds"] for node in self._nodes]}
+        """Return how long each phase has taken so far, and of each node when it answered and how long it was at work.
+
+        None: it has not answered, or only the node itself knows.
+        """
+        of_nodes = {"nodes": [node["seconds"] for node in self._nodes], "work": [node["work"] for node in self._nodes]}
+        return {**self._measured(), **of_nodes}
 
     def _measured(self) -> dict[str, float]:
         phase = self._state["phase"]

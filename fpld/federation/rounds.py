@@ -19,7 +19,8 @@ from fpld.federation.budgets import configured
 from fpld.federation.prior import drop_prior, round_prior
 from fpld.federation.probes import PROBE, PUBLIC, round_probe
 from fpld.federation.state import State
-from fpld.pace import Subject, run_on
+from fpld.pace import Subject, before, lasting, run_on, working_on
+from fpld.paper.theory.conditions import bracket_conditions
 from fpld.protocol import Aggregator, Settings
 from fpld.protocol.wire import OVERHEAD
 from fpld.seeds import derive_key, derive_seed
@@ -27,7 +28,7 @@ from fpld.storage.files import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
     from pathlib import Path
 
     from fpld.config import Config
@@ -113,7 +114,8 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     """
     aggregator.close()
     phase("combining")
-    combined = aggregator.combine()
+    with working_on(Subject(setup.method, aggregator.round)), before("distilling"), lasting("combining"):
+        combined = aggregator.combine()
     _warn(aggregator, combined)
     phase("distilling")
     subject = Subject(setup.method, aggregator.round, "student")
@@ -129,8 +131,23 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     return State(student, *aggregator.state(), target), Info(combined, line)
 
 
+<<<<<<< HEAD
 def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
     """Return the arguments of a distillation job to a target, in the round after a state."""
+=======
+def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] | None:
+    """Let the student of a state write a few lines, while others evaluate it; None if none are asked for."""
+    run, folder = setup.config.run, setup.run.path
+    if not run.samples:
+        return None
+    subject = Subject(setup.method, state.round, "student")
+    asked = setup.base, state.student, folder / "tokenizer.json", folder / PUBLIC, run.samples, run.seed
+    return setup.pool.submit(run_on, subject, jobs.samples, *asked)
+
+
+def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
+    """Return the arguments of the distillation job of the round after a state."""
+>>>>>>> main
     config, round = setup.config, state.round + 1
     options = {
         "steps": config.distill.steps,
@@ -174,12 +191,20 @@ def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> L
         "gain": -divergence if combined.target.relative else None,
         "bandwidth_upper": combined.upper,
         "bandwidth_lower": combined.lower,
+        "conditions": _conditions(combined, settings.vocab),
         "refused": [
             {"node": names[receipt.node], "state": receipt.verdict, "reason": printable(receipt.reason)}
             for receipt in aggregator.receipts
             if receipt.verdict == "refused"
         ],
     }
+
+
+def _conditions(combined: Combined, vocab: int) -> dict[str, bool] | None:
+    """Return whether the conditions of the paper's bounds hold at the noise that was decoded, if there are bounds."""
+    if combined.lower is None or combined.upper is None:
+        return None
+    return bracket_conditions(combined.lower, combined.upper, vocab)
 
 
 def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes], run_key: bytes | None) -> Settings:

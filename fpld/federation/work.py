@@ -17,6 +17,7 @@ from fpld.federation.predictions import Predictions
 from fpld.federation.private import note_spent, train
 from fpld.federation.probes import round_probe
 from fpld.federation.training import open_student
+from fpld.pace import before
 from fpld.protocol.asking import write_ask
 from fpld.protocol.messages import Task
 from fpld.protocol.node import Node
@@ -65,20 +66,25 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"", secret: boo
     if frame is not None:
         return frame
     student = open_student(place.files / part.files.base, model or None)
-    _adopt(student, task, part, probe)
-    if task.notes is not None:
-        prior = ComputedPrior(Predictions(student.copy(), probe.sequences), task.notes, task.sent)
-        missing = prior.missing()
-        if missing:
-            return write_ask(missing, task.plan, key=key)
-        task = replace(task, plan=replace(task.plan, prior=prior))
+    with before("local training"):
+        _adopt(student, task, part, probe)
+        task, missing = _with_prior(student, task, probe)
+    if missing:
+        return write_ask(missing, task.plan, key=key)
     seed = derive_seed(part.seed, "local", node.round, part.index)
+<<<<<<< HEAD
     how = part.training(part.local, node.round)
     spent = train(student, [place.text], part.promise, seed=seed, secret=secret, **how)
     if spent is not None:
         note_spent(place.folder, node.round, spent)
+=======
+    tokens = read_arrays(place.text)[0]["tokens"]
+    with before("coding the probe set's logits"):
+        student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
+>>>>>>> main
     keep_own(place.folder, node.round, student)
-    node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
+    with before("sending them"):
+        node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" else student.state(), run)
     return frame
 
@@ -93,6 +99,15 @@ def _adopt(student: Student, task: Task, part: Part, probe: ProbeSet) -> None:
         seed = derive_seed(part.seed, "adopt", task.plan.round, part.index)
         settings = part.training(part.distill, task.plan.round)
         student.distill(probe.sequences, task.arrays["logits"], seed=seed, **settings)
+
+
+def _with_prior(student: Student, task: Task, probe: ProbeSet) -> tuple[Task, list[int]]:
+    """Return the task with the prior that its notes let the node compute, or the blocks that it must ask for."""
+    if task.notes is None:
+        return task, []
+    prior = ComputedPrior(Predictions(student.copy(), probe.sequences), task.notes, task.sent)
+    missing = prior.missing()
+    return (task, missing) if missing else (replace(task, plan=replace(task.plan, prior=prior)), [])
 
 
 def _load(store: RunFolder, fresh: Node, run: str) -> tuple[Node, Arrays]:

@@ -80,11 +80,13 @@ def _sparse(replies: Replies) -> Audit:
     A label's product with itself has its noise in it. What that is follows from symbols and draws, not from what the
     node reports.
     """
+    from fpld.codecs.samples.reader import sparse_together  # brings numba along
+
     count, (contexts, vocab) = len(replies.plans), replies.shape
     products, sums, noise = np.zeros((count, count)), np.zeros((count, vocab)), np.zeros(count)
     ranges = split(contexts, vocab, _BLOCK)
     readers = [SAMPLES.reader(payload, plan) for payload, plan in zip(replies.payloads, replies.plans, strict=True)]
-    for blocks in zip(*(reader.sparse(ranges) for reader in readers), strict=True):
+    for blocks in sparse_together(readers, ranges):
         found = _products(blocks, vocab)
         squares = np.array([reader.squares(block) for reader, block in zip(readers, blocks, strict=True)])
         noise += np.diag(found) - squares

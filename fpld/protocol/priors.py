@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.prior import DIGEST_BYTES, EIGHTHS, LEAST_PRIOR, ArrayPrior, block_digest, join_digests, ranges
+from fpld.codecs.prior import (
+    DIGEST_BYTES,
+    EIGHTHS,
+    LEAST_PRIOR,
+    ArrayPrior,
+    block_digest,
+    block_rows,
+    join_digests,
+    ranges,
+)
 from fpld.errors import InputError
-from fpld.numerics import log_softmax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -161,7 +169,7 @@ class ComputedPrior:
 
     def block(self, rows: range) -> Integers:
         """Return the integers of a range of contexts."""
-        stride = len(ranges(self.shape)[0])
+        stride = len(block_rows(self.shape, 0))
         blocks = range(rows.start // stride, -(-rows.stop // stride))
         parts = [self._checked(block) for block in blocks]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -182,22 +190,27 @@ class ComputedPrior:
     def _integers(self, block: int) -> Integers:
         if block in self.sent:
             return self.sent[block]
-        exact = _eighths(self.predict(ranges(self.shape)[block]))
-        rounded = np.rint(exact)
+        exact = _eighths(self.predict(block_rows(self.shape, block)))
         places, up = self.notes.of(block)
         if places.size and places[-1] >= exact.size:
             raise InputError(f"prior notes name coordinate {places[-1]} of block {block}, which has {exact.size}")
+        near = exact.flat[places]
+        rounded = np.rint(exact, out=exact)
         # Beside the boundary k + 1/2 lie the integers k and k + 1.
-        rounded.flat[places] = np.rint(exact.flat[places] - 0.5) + up
+        rounded.flat[places] = np.rint(near - 0.5) + up
         return _clipped(rounded)
 
 
 def _eighths(logits: Reals) -> npt.NDArray[np.float64]:
-    return EIGHTHS * log_softmax(np.asarray(logits, np.float64))
+    """Return log-probabilities in eighths of a nat, in double precision; memory for them is taken twice at most."""
+    exact: npt.NDArray[np.float64] = np.subtract(logits, np.max(logits, axis=-1, keepdims=True), dtype=np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+    exact *= EIGHTHS
+    return exact
 
 
 def _clipped(rounded: npt.NDArray[np.float64]) -> Integers:
-    return np.clip(rounded, LEAST_PRIOR, 0).astype(np.int16)
+    return np.clip(rounded, LEAST_PRIOR, 0, out=rounded).astype(np.int16)
 
 
 def _entries(places: Array, up: Array) -> npt.NDArray[np.uint16]:

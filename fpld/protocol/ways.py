@@ -118,20 +118,18 @@ def _samples(
     threads: int,  # noqa: ARG001
 ) -> tuple[Callable[[], Target], Iterator[Piece]]:
     """Add up what labels change of the prior; of all coordinates only a block of the prior is held."""
+    from fpld.codecs.samples.reader import sparse_together  # brings numba along
+
     count, vocab = len(replies.plans), replies.shape[1]
     weights = np.array(getattr(replies.rule, "weights", ()) or [1.0] * count)
     found: list[tuple[Ints, ...]] = []
 
     def parts() -> Iterator[Piece]:
-        ranges = split(*replies.shape, _PRIOR)
         pairs = zip(replies.payloads, replies.plans, strict=True)
-        streams = [SAMPLES.reader(payload, plan).sparse(ranges) for payload, plan in pairs]
-        for _ in ranges:
-            blocks = [next(stream) for stream in streams]
+        readers = [SAMPLES.reader(payload, plan) for payload, plan in pairs]
+        for blocks in sparse_together(readers, split(*replies.shape, _PRIOR)):
             found.append(_joined(blocks, weights))
             yield Piece(np.array([block.noise for block in blocks]), np.zeros(count), np.zeros(2), 0)
-        for stream in streams:
-            next(stream, None)  # the end is checked
 
     def finish() -> Target:
         counts, tokens, changes = (np.concatenate(part) for part in zip(*found, strict=True))

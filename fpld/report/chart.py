@@ -14,7 +14,7 @@ Scale = Literal["linear", "log", "band"]
 Unit = Literal["", "B", "s"]
 
 COLOURS = (
-    "#4269d0", "#c27a00", "#e8563f", "#2f9447", "#a463f2", "#23918a", "#e0558f", "#a87350", "#5f8fdc", "#80858f",
+    "#4269d0", "#c27a00", "#e8563f", "#2f9447", "#a463f2", "#23918a", "#e0558f", "#a87350", "#8b8b00", "#80858f",
 )  # fmt: skip
 """The palette of every drawing: a contrast of at least 3:1 to the light and to the dark page."""
 _OWN = {"optimal": 0, "square-root": 0, "curves": 0, "uniform": 1, "inverse": 3, "this plan": 2}
@@ -42,13 +42,17 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Some points of one kind: `band` fills from `low` to `y`, `rule` is a level for all x, `bars` stand in groups."""
+    """Some points of one kind: `band` fills from `low` to `y`, `rule` is a level for all x, `bars` stand in groups.
+
+    `limit` is a mark above or in each bar: what it could have been at most.
+    """
 
     name: str
     kind: Kind
     x: list[Any]
     y: list[float]
     low: list[float] = field(default_factory=list)
+    limit: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +82,9 @@ class Chart:
             for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
             if _fits(y, self.y.scale) and (series.kind == "rule" or self.x.scale == "band" or _fits(x, self.x.scale))
         ]
-        low = [series.low[i] for i in keep] if series.low else []
-        return Series(series.name, series.kind, [series.x[i] for i in keep], [series.y[i] for i in keep], low)
+        low, limit = ([values[i] for i in keep] if values else [] for values in (series.low, series.limit))
+        limit = limit if all(map(math.isfinite, limit)) else []
+        return Series(series.name, series.kind, [series.x[i] for i in keep], [series.y[i] for i in keep], low, limit)
 
 
 def _fits(value: float, scale: Scale) -> bool:

@@ -62,7 +62,12 @@ def _training_chart(run: Run, what: str, title: str, label: str) -> Chart | None
         x=Axis("step, over all rounds"),
         y=Axis(label),
         series=series,
-        caption="A point is the mean since the last one. Each round starts from the student, so lines jump there.",
+        caption="A point is the mean since the last one. Each round starts from the student, so lines jump there."
+        + (
+            " Below zero: nearer to the target than the last student."
+            if any(min(item.y) < 0 for item in series)
+            else ""
+        ),
     )
 
 
@@ -134,9 +139,10 @@ def distillation_by_round(run: Run) -> Chart:
         series=[Series(what, "line", _rounds(run), values)],
         caption=(
             "Sampled labels are right on average and not one by one, so there is no KL to them: what counts is by how "
-            "much the student's cross entropy to them fell."
+            "much the student's cross entropy to them fell. The paper's bounds are not about such labels: there is no "
+            "bracket."
             if gained
-            else ""
+            else "Measured on the probe set, so it holds without conditions; the bits' own cost is not in it."
         ),
     )
 
@@ -158,29 +164,53 @@ def bandwidth_by_round(run: Run) -> Chart | None:
         y=Axis("KL (nats)", "log"),
         series=[Series("what quantization adds: between the bounds", "band", _rounds(run), upper, lower)],
         caption=(
-            "The band holds the KL that the bits cost, by Theorems 2 and 4 at the noise that was decoded, if (SE) and "
-            "(ND) hold; exact logits never leave the nodes, so no one knows it more closely. With stratified dither "
-            "nodes that agree go below the band."
+            "By Theorems 2 and 4 at the noise that was decoded; exact logits never leave the nodes, so no one knows "
+            f"more closely what the bits cost. {_held(run)}"
         ),
     )
+
+
+def _held(run: Run) -> str:
+    """Say in which rounds the conditions of the bounds hold."""
+    said = []
+    for names, which in ((("SE",), "upper"), (("SE'", "ND"), "lower")):
+        known = [line for line in run.trace if line.conditions is not None]
+        failed = [line.round for line in known if not all((line.conditions or {}).get(name, False) for name in names)]
+        conditions = " and ".join(f"({name})" for name in names)
+        if known and not failed:
+            said.append(f"{conditions} held in every round: the {which} bound is one.")
+        elif known:
+            rounds = "every round" if len(failed) == len(known) else f"rounds {', '.join(map(str, failed))}"
+            said.append(f"{conditions} failed in {rounds}: there the {which} line is an estimate and no bound.")
+    codec = run.settings.get("codec")
+    if len(run.nodes) > 1 and not (isinstance(codec, dict) and codec.get("dither") == "independent"):
+        said.append("With stratified dither nodes that agree go below the band.")
+    return " ".join(said)
 
 
 def bits_by_node(run: Run) -> Chart:
     """Draw what each node sent in each round."""
     kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
     series = [
-        Series(name, kind, _rounds(run), [_at(line.bits_sent, i) for line in run.trace])  # type: ignore[arg-type]
+        Series(
+            name,
+            kind,  # type: ignore[arg-type]
+            _rounds(run),
+            [_at(line.bits_sent, i) for line in run.trace],
+            limit=[_at(line.bits_allotted, i) for line in run.trace],
+        )
         for i, name in enumerate(run.nodes)
     ]
-    ends = ", ".join(f"{item.name} {item.y[-1]:.3g}" for item in series)
+    ends = ", ".join(f"{item.name} {item.y[-1]:.3g} of {item.limit[-1]:.3g}" for item in series)
     return Chart(
         name="bits-by-node",
-        title="Bits by node and round",
-        alt=f"Bits per coordinate that each node sent in each round; in the last: {ends}.",
+        title="Bits by node and round: sent, of what was allowed",
+        alt=f"Bits per coordinate that each node sent in each round, of what it was allotted; in the last: {ends}.",
         x=ROUND,
         y=Axis("bits per coordinate"),
         series=series,
-        caption="Nothing stands where a node did not answer.",
+        caption="Nothing stands where a node did not answer."
+        + (" The line across a bar is what the node was allotted." if kind == "bars" else ""),
     )
 
 
@@ -241,24 +271,33 @@ def seconds_by_phase(run: Run) -> Chart:
 
 
 def seconds_by_node(run: Run) -> Chart:
-    """Draw how long each node took to answer."""
+    """Draw how long each node was at work, or where only the node knows, how long it took to answer."""
     kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
     lines = [line for line in run.trace if line.answers]
+    known = all(line.work for line in lines)
     series = [
-        Series(name, kind, [line.round for line in lines], [_at(line.answers, i) for line in lines])  # type: ignore[arg-type]
+        Series(
+            name,
+            kind,  # type: ignore[arg-type]
+            [line.round for line in lines],
+            [_at(line.work if known else line.answers, i) for line in lines],
+        )
         for i, name in enumerate(run.nodes)
     ]
     slowest = max(series, key=lambda item: _largest(item.y))
+    what = "for which each node was at work" if known else "after which each node answered"
     return Chart(
         name="seconds-by-node",
-        title="Time to answer",
-        alt=(
-            "Seconds after which each node answered in each round; "
-            f"the slowest was {slowest.name}, {_largest(slowest.y):.3g} s."
-        ),
+        title="Time at work" if known else "Time to answer",
+        alt=f"Seconds {what} in each round; the most has {slowest.name}, {_largest(slowest.y):.3g} s.",
         x=ROUND,
         y=Axis("seconds", unit="s"),
         series=series,
+        caption=(
+            "From when a worker of this machine took the node's task: the wait for one is not in it."
+            if known
+            else "From when the round was opened, with the way there and back."
+        ),
     )
 
 

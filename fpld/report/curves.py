@@ -47,16 +47,17 @@ class Loop(_Read):
     what: Short
     unit: Short
     done: int
-    total: int
-    left: float
+    total: int | None
+    left: float | None
     time: float
     loss: float | None = None
     tokens_per_second: float | None = None
+    next: Short = ""
 
     @property
     def show_left(self) -> str:
         """Return the time left as text."""
-        return show_seconds(self.left)
+        return "" if self.left is None else show_seconds(self.left)
 
 
 def read_curves(folder: Path) -> dict[tuple[str, str, str], list[Point]]:

@@ -53,6 +53,9 @@ def draw(chart: Chart, figure: Figure) -> None:
             width = 0.8 / len(bars)
             offset = (bars.index(series) - (len(bars) - 1) / 2) * width
             axes.bar([v + offset for v in x], series.y, width, color=colour, label=_plain(series.name))
+            if series.limit:
+                left = [v + offset - width / 2 for v in x]
+                axes.hlines(series.limit, left, [v + width for v in left], color="black", linewidth=1.5)
         else:
             below = [heights.get(v, 0.0) for v in x]
             axes.bar(x, series.y, 0.7, bottom=below, color=colour, label=_plain(series.name))

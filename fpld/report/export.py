@@ -9,7 +9,7 @@ from fpld.report.tables import allocation_rows, result_rows, round_rows
 from fpld.storage.files import write_csv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from fpld.report.runs import Run
@@ -51,26 +51,41 @@ def to_tensorboard(run: Run, folder: Path) -> list[Path]:
 
     `tensorboard --logdir` of the folder above shows them.
     """
+    return follow_tensorboard([run], folder)
+
+
+def follow_tensorboard(stages: Iterable[Run], folder: Path) -> list[Path]:
+    """Write the scalars of a run as it is at some moments, one after the other: each number once."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise MissingExtraError("TensorBoard event files", "export") from None
-    place = folder / "tensorboard"
+    place, seen = folder / "tensorboard", set[tuple[str, int]]()
     before = set(place.glob("events.*"))
     with SummaryWriter(str(place)) as writer:
-        for row in round_rows(run):
-            for name, value in row.items():
-                if name != "round" and value is not None:
-                    writer.add_scalar(f"round/{name}", value, row["round"])
-        for row in allocation_rows(run):
-            for name in ("bits_allotted", "bits_sent", "bytes", "weight", "heldout_loss", "seconds"):
-                if row[name] is not None:
-                    writer.add_scalar(f"{name}/{row['node']}", row[name], row["round"])
-        for (method, model, what), points in run.curves.items():
-            for point in points:
-                tag = "/".join(filter(None, (what, method, model, f"round_{point.round}" if point.round else "")))
-                writer.add_scalar(tag, point.loss, point.step)
+        for run in stages:
+            for tag, step, value in scalars(run):
+                if (tag, step) not in seen:
+                    writer.add_scalar(tag, value, step)
+                    seen.add((tag, step))
+            writer.flush()
     return sorted(set(place.glob("events.*")) - before)
+
+
+def scalars(run: Run) -> Iterator[tuple[str, int, float]]:
+    """Yield the tag, the step and the value of every number of a trace and of every point of a curve."""
+    for row in round_rows(run):
+        for name, value in row.items():
+            if name != "round" and value is not None:
+                yield f"round/{name}", row["round"], value
+    for row in allocation_rows(run):
+        for name in ("bits_allotted", "bits_sent", "bytes", "weight", "heldout_loss", "seconds"):
+            if row[name] is not None:
+                yield f"{name}/{row['node']}", row["round"], row[name]
+    for (method, model, what), points in run.curves.items():
+        for point in points:
+            tag = "/".join(filter(None, (what, method, model, f"round_{point.round}" if point.round else "")))
+            yield tag, point.step, point.loss
 
 
 FORMATS: dict[str, Callable[[Run, Path], list[Path]]] = {

@@ -59,10 +59,11 @@ def open_models(folder: Path) -> Models:
     found = {name: partial(open_student, folder / file) for name, file in names.items() if store.has(file)}
     if "student" not in found and store.has(f"fpld/{CHECKPOINT}"):  # a run that goes on: as of its last closed round
         found = {"student": partial(_of_checkpoint, folder)} | found
-    length = ProbeSet.load(folder / "probe.json").sequences.shape[1]
+    probe = ProbeSet.load(folder / "probe.json")
     texts = read_arrays(folder / HELDOUT)[0] if store.has(HELDOUT) else {}
     heldout = [texts[str(index)] for index in range(len(texts))]
-    return Models(found, load_tokenizer(folder / "tokenizer.json"), length, heldout)
+    tokenizer = load_tokenizer(folder / "tokenizer.json", vocab=probe.vocab)
+    return Models(found, tokenizer, probe.sequences.shape[1], heldout)
 
 
 def _of_checkpoint(folder: Path) -> Student:
@@ -82,7 +83,8 @@ def _of_node(folder: Path) -> Models:
         if file.is_file():
             found[name] = partial(open_student, file)
     heldout = read_arrays(run / "heldout.safetensors")[0]
-    return Models(found, load_tokenizer(files / part.files.tokenizer), part.length, [heldout["0"]])
+    tokenizer = load_tokenizer(files / part.files.tokenizer, vocab=ProbeSet.load(files / part.files.probe).vocab)
+    return Models(found, tokenizer, part.length, [heldout["0"]])
 
 
 def _received(base: Path, file: Path) -> Student:

@@ -10,7 +10,7 @@ import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LARGEST = 64_000_000  # bytes of a file that is read here: thousands of rounds
+_LONGEST = 4000  # characters of a sample
 
 
 class _Read(BaseModel):
@@ -41,6 +42,13 @@ class Incident(_Read):
     def _one_text(cls, value: Any) -> Any:
         """Take the one text that folders of earlier versions have as the reason."""
         return {"reason": value} if isinstance(value, str) else value
+
+
+class Sample(_Read):
+    """A few public words, and how the student of a round goes on from them."""
+
+    prompt: Annotated[str, Field(max_length=_LONGEST)]
+    text: Annotated[str, Field(max_length=_LONGEST)]
 
 
 class Line(_Read):
@@ -65,6 +73,8 @@ class Line(_Read):
     heldout_sites: list[str] | None = None
     bandwidth_upper: float | None = None
     bandwidth_lower: float | None = None
+    conditions: dict[str, bool] | None = None
+    samples: list[Sample] = []
     refused: list[Incident] = []
     absent: list[Incident] = []
     seconds: dict[str, float | list[float | None]] = {}
@@ -88,8 +98,16 @@ class Line(_Read):
     @property
     def answers(self) -> list[float | None]:
         """Return the seconds after which each node answered; empty if not recorded."""
-        found = self.seconds.get("nodes")
-        return found if isinstance(found, list) else []
+        return self._times("nodes")
+
+    @property
+    def work(self) -> list[float | None]:
+        """Return the seconds for which each node was at work, without its wait for a worker; empty if not recorded."""
+        return self._times("work")
+
+    def _times(self, name: str) -> list[float | None]:
+        found = self.seconds.get(name)
+        return found if isinstance(found, list) and any(value is not None for value in found) else []
 
 
 class NodeProgress(_Read):
@@ -199,6 +217,12 @@ class Run:
     def finished(self) -> bool:
         """Return whether the run wrote its result."""
         return bool(self.results)
+
+    def doing(self, node: str) -> str:
+        """Return what a node is at in the round in progress, where it says so; while it waits it says nothing."""
+        now = self.progress.round if self.progress else 0
+        said = (loop.what for loop in self.loops if (loop.method, loop.round, loop.model) == ("fpld", now, node))
+        return next(said, "no answer yet")
 
     @property
     def uplink(self) -> list[int]:

@@ -109,8 +109,10 @@ def node_rows(run: Run) -> list[Row]:
         sent = sum(line.node_bytes[i] for line in run.trace if i < len(line.node_bytes))
         bits = [line.bits_sent[i] for line in answered if i < len(line.bits_sent)]
         allotted = [line.bits_allotted[i] for line in answered if i < len(line.bits_allotted)]
-        times = [line.answers[i] for line in answered if i < len(line.answers)]
-        seconds = [value for value in times if value is not None]
+        seconds, work = (
+            [value for times in found if i < len(times) and (value := times[i]) is not None]
+            for found in ([line.answers for line in answered], [line.work for line in answered])
+        )
         last = run.trace[-1] if run.trace else None
         weights = last.node_weights if last is not None else None
         losses = last.heldout_by_node if last is not None else []
@@ -129,7 +131,8 @@ def node_rows(run: Run) -> list[Row]:
                 "heldout_loss": losses[i] if i < len(losses) else None,
                 "trend": _trend(run, i),
                 **_beside(own, name),
-                "seconds_mean": sum(seconds) / len(seconds) if seconds else None,
+                "seconds_to_answer": sum(seconds) / len(seconds) if seconds else None,
+                "seconds_at_work": sum(work) / len(work) if work else None,
                 "refused": sum(each.node == name for line in run.trace for each in line.refused),
                 "absent": sum(each.node == name for line in run.trace for each in line.absent),
             }
@@ -168,6 +171,15 @@ def allocation_rows(run: Run) -> list[Row]:
         }
         for line in run.trace
         for i, name in enumerate(run.nodes)
+    ]
+
+
+def sample_rows(run: Run) -> list[Row]:
+    """Return what the student of each round has written, the last round first."""
+    return [
+        {"round": line.round, "prompt": sample.prompt, "the student goes on": sample.text}
+        for line in reversed(run.trace)
+        for sample in line.samples
     ]
 
 

@@ -7,13 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpld.data.tokenize import SEPARATOR
 from fpld.errors import InputError
 from fpld.students.base import check_count, check_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from fpld.data import Tokenizer
     from fpld.students.base import Student
+
+
+def continuation(
+    student: Student, tokenizer: Tokenizer, prompt: str, *, tokens: int, seed: int, temperature: float, top: int = 0
+) -> str:
+    """Return a text that follows a prompt, or begins as a document does where there is none, as `generate` draws it."""
+    start = tokenizer.encode(prompt or SEPARATOR)
+    drawn = list(generate(student, start, tokens=tokens, seed=seed, temperature=temperature, top=top))
+    # Decoded together: many tokenizers drop the blank at the beginning of what they decode.
+    return tokenizer.decode(np.append(start, np.array(drawn, start.dtype)))[len(tokenizer.decode(start)) :]
 
 
 def generate(

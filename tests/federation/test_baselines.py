@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +13,7 @@ import pytest
 
 from fpld import config as configuration
 from fpld import students
+from fpld.cli import main
 from fpld.engines.local.run import run
 from fpld.engines.pool import Inline, Lanes
 from fpld.federation import jobs, onebit
@@ -93,6 +95,7 @@ def test_rounds_split_the_same_steps_and_share_their_first_round(
 def test_a_lower_lane_goes_first_and_errors_reach_who_asked() -> None:
     order: list[int] = []
     lanes, gate = Lanes(ThreadPoolExecutor(1), 1), threading.Event()
+    lanes.allow(1)
     first: Future[Any] = lanes.lane(1).submit(gate.wait, 10)
     waiting: list[Future[Any]] = [lanes.lane(number).submit(order.append, number) for number in (1, 1, 0, 0)]
     failing = lanes.lane(0).submit(int, "x")
@@ -105,3 +108,40 @@ def test_a_lower_lane_goes_first_and_errors_reach_who_asked() -> None:
         failing.result(timeout=10)
     pool = Inline()
     assert Lanes(pool, 0).lane(1) is pool
+
+
+def test_the_second_lane_waits_for_its_turn_and_never_has_the_last_worker() -> None:
+    lanes, gate = Lanes(ThreadPoolExecutor(2), 2), threading.Event()
+    held = [lanes.lane(1).submit(gate.wait, 10) for _ in range(3)]
+    time.sleep(0.05)
+    assert not any(future.done() for future in held)
+    assert not lanes.opened.is_set()
+    lanes.allow(1)
+    assert lanes.opened.is_set()
+    assert lanes.lane(0).submit(int, "3").result(timeout=10) == 3  # a worker is left, though three are waiting
+    lanes.abandon()
+    assert [future.cancelled() for future in held] == [False, True, True]
+    assert lanes.lane(1).submit(int, "3").cancelled()
+    gate.set()
+    assert held[0].result(timeout=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_baselines_come_after_the_nodes_of_the_last_round(
+    workers: int, config_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config_file.write_text(config_file.read_text().replace("workers = 0", f"workers = {workers}"))
+    with caplog.at_level(logging.INFO, "fpld"):
+        assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
+    said = [record.getMessage() for record in caplog.records]
+    first = min(i for i, text in enumerate(said) if text.startswith("baseline"))
+    assert first > said.index("fpld, round 3: local training at 3 nodes; next: combining")
+    ended = next(i for i, text in enumerate(said) if text.startswith("fpld, round 3: held-out loss"))
+    assert workers > 0 or first > ended  # one process has nothing to fill
+
+
+def test_a_federation_that_fails_begins_no_baseline(config_file: Path, tmp_path: Path) -> None:
+    config_file.write_text(config_file.read_text().replace("[distill]\n", "[distill]\nrate = 1e30\n"))
+    assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 2
+    assert list((tmp_path / "out").glob("baseline-*")) == []

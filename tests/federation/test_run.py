@@ -83,9 +83,9 @@ def test_sampled_labels_by_default(config_file: Path, tmp_path: Path, capsys: py
     loss = {row["method"]: row["heldout_loss"] for row in rows}
     assert loss["fpld"] < min(value for name, value in loss.items() if name.startswith("alone"))
     for line in trace(out):
-        # An n-gram model's chances tie, and with them the lengths of neighbouring steps jump: by up to four per cent.
+        # An n-gram model's chances tie, and with them the lengths of neighbouring steps jump: two steps fill the gap.
         for sent, allotted in zip(line["bits_sent"], line["bits_allotted"], strict=True):
-            assert 0.96 * allotted < sent <= allotted
+            assert 0.99 * allotted < sent <= allotted
         assert line["kl"] is line["bandwidth_lower"] is line["bandwidth_upper"] is None  # of dense labels only
         assert line["gain"] > 0
 

@@ -43,6 +43,7 @@ def test_certs_and_init_node_make_files_that_fit_together(tmp_path: Path, capsys
     ]  # fmt: skip
     (tmp_path / "text").mkdir()
     (tmp_path / "text/note.txt").write_text("snow")
+    (tmp_path / "text/other.txt").write_text("ice")
     arguments = ["init-node", "a site", "--join", certs / "federation.toml", "--data", tmp_path / "text", "--out", home]
     assert rows(capsys, *arguments)[0]["public_keys"] == str(home / "a site.pub")
     node = NodeFile.read(home / "node.toml")
@@ -82,6 +83,8 @@ def test_errors_are_said_before_anything_starts(
     join = tmp_path / "certs/federation.toml"
     assert "NAME must be letters" in error("init-node", "../x", "--join", join, "--data", ".")
     assert "--data: nothing does not exist" in error("init-node", "x", "--join", join, "--data", "nothing")
+    (tmp_path / "one.txt").write_text("snow")
+    assert "at least two groups" in error("init-node", "x", "--join", join, "--data", tmp_path / "one.txt")
     assert "corpus" in error("init-node", "x", "--join", join, "--corpus", "none", "--out", out / "x")
     (tmp_path / "nodes/north/auth.key").unlink()
     assert "auth.key does not exist" in error("node", tmp_path / "nodes/north/node.toml")

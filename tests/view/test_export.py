@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,30 @@ def test_tensorboard_holds_the_scalars(finished: Path, tmp_path: Path, capsys: p
         assert found["round/gain", line.round] == pytest.approx(line.gain)
         assert ("training/fpld/north/round_1", 25) in found
         assert found["bits_sent/north", line.round] == pytest.approx(line.bits_sent[0])
+
+
+def test_tensorboard_follows_a_run_that_goes_on(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's folder grows while it is followed: a round, then a round and the end."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    lines = (finished / "trace.jsonl").read_text().splitlines(keepends=True)
+    (folder / "fpld/trace.jsonl").write_text(lines[0])
+    (folder / "trace.jsonl").unlink()
+    (folder / "status.json").write_text('{"state": "running"}')
+    (folder / "heartbeat").touch()
+
+    def grow(_seconds: float) -> None:
+        (folder / "fpld/trace.jsonl").write_text("".join(lines))
+        (folder / "status.json").write_text('{"state": "done"}')
+
+    monkeypatch.setattr("fpld.cli.export.time.sleep", grow)
+    assert main(["export", str(folder), "--to", "tensorboard", "--follow", "--out", str(tmp_path / "out")]) == 0
+    (file,) = (tmp_path / "out/tensorboard").iterdir()
+    steps = [event.step for event in events(file) for value in event.summary.value if value.tag == "round/heldout_loss"]
+    assert steps == [1, 2]  # each once
+    assert main(["export", str(folder), "--to", "csv", "--follow"]) == 2
 
 
 def test_hostile_names_stay_in_the_folder(hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 
 import fpld.report
 from fpld.cli import main
-from fpld.report.charts import comparison_charts, run_charts
+from fpld.report.chart import COLOURS
+from fpld.report.charts import bandwidth_by_round, comparison_charts, run_charts
 from fpld.report.page import SCRIPTS, asset, report_page
 from fpld.report.runs import find_runs, read_run
-from fpld.report.tables import difference_rows, node_rows
+from fpld.report.tables import difference_rows, node_rows, sample_rows
 from tests.view.conftest import EVIL, EVIL_PATH, EVIL_SCRIPT
 
 
@@ -236,3 +239,47 @@ def test_curves_are_drawn_and_damage_is_left_out(finished: Path, tmp_path: Path)
     (student,) = charts["distillation-by-step"].series
     assert student.x[-1] == 2 * 60  # two rounds of sixty steps
     assert student.y[-1] < student.y[0]
+
+
+@pytest.mark.parametrize("paper", ["#ffffff", "#15181d"])
+def test_every_mark_has_a_contrast_of_three_to_either_page(paper: str) -> None:
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    assert f"--paper: {paper}" in asset("page.css")
+    for colour in COLOURS:
+        dark, light = sorted((luminance(colour), luminance(paper)))
+        assert (light + 0.05) / (dark + 0.05) >= 3, colour
+    assert len(set(COLOURS)) == len(COLOURS)
+
+
+def test_the_bracket_says_whether_its_conditions_hold(finished: Path) -> None:
+    run = read_run(finished)
+    bounded = [
+        line.model_copy(update={"bandwidth_upper": 0.2, "bandwidth_lower": 0.1, "conditions": conditions})
+        for line, conditions in zip(
+            run.trace, ({"SE": True, "SE'": False, "ND": True}, {"SE": True, "SE'": True, "ND": True}), strict=True
+        )
+    ]
+    chart = bandwidth_by_round(replace(run, trace=bounded))
+    assert chart is not None
+    assert "(SE) held in every round: the upper bound is one." in chart.caption
+    assert "(SE') and (ND) failed in rounds 1: there the lower line is an estimate and no bound." in chart.caption
+    assert "stratified" in chart.caption
+    assert bandwidth_by_round(run) is None  # sampled labels have no bracket
+
+
+def test_the_report_shows_what_students_wrote_and_who_was_at_work(finished: Path) -> None:
+    run = read_run(finished)
+    page = report_page([run])
+    for sample in run.trace[-1].samples:
+        assert escape(sample.prompt) in page
+    rows = sample_rows(run)
+    assert [row["round"] for row in rows] == [2, 2, 2, 1, 1, 1]
+    times = [pair for line in run.trace for pair in zip(line.work, line.answers, strict=True)]
+    assert all(work and answer and 0 < work <= answer for work, answer in times)
+    assert {"seconds_to_answer", "seconds_at_work"} <= node_rows(run)[0].keys()
+    bits = next(chart for chart in run_charts(run) if chart.name == "bits-by-node")
+    assert bits.series[0].limit == [line.bits_allotted[0] for line in run.trace]

@@ -6,8 +6,10 @@ import json
 import math
 import os
 import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,17 +23,14 @@ from fpld.students.generate import generate
 from tests.federation.conftest import CONFIG, WORDS, write_texts
 from tests.tiny_llama import make_llama
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 TEXT = "snow and ice, naïve café — 123\n\nthe wolf"
-# The process has nothing of this package, nor a network: what loads there loads anywhere.
+# The environment has nothing of this package, nor a network: what loads there loads anywhere.
 FOREIGN = """
-import json, sys
-sys.modules["fpld"] = None
+import importlib.util, json, sys
+assert importlib.util.find_spec("fpld") is None
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, text = sys.argv[1:3]
@@ -46,14 +45,30 @@ print(json.dumps({"ids": ids[0].tolist(), "logits": logits.tolist(), "drawn": le
 """
 
 
-def foreign(folder: Path, code: str = FOREIGN, *more: str) -> dict[str, Any]:
-    """Run code on an exported folder in a process of its own, isolated from this package."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+@pytest.fixture(scope="session")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh virtual environment that has every package that is installed here but this one.
+
+    They are linked, not copied. Files that would lead an interpreter back here (.pth, __editable__) are left out.
+    """
+    place = tmp_path_factory.mktemp("elsewhere") / "venv"
+    venv.create(place, with_pip=False, symlinks=True)
+    (packages,) = place.glob("lib/python*/site-packages")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("fpld", "__editable__")) and entry.suffix != ".pth":
+            (packages / entry.name).symlink_to(entry)
+    return place / "bin/python"
+
+
+def foreign(python: Path, folder: Path, code: str = FOREIGN, *more: str) -> dict[str, Any]:
+    """Run code on an exported folder in the environment without this package."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
-        [sys.executable, "-I", "-c", code, str(folder), TEXT, *more],
+        [str(python), "-I", "-c", code, str(folder), TEXT, *more],
         capture_output=True,
         text=True,
         env={**environment, "HF_HUB_OFFLINE": "1"},
+        cwd=folder,
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -87,12 +102,12 @@ def llama_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.slow
 def test_transformers_reads_an_exported_student_without_this_package(
-    llama_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    llama_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], elsewhere: Path
 ) -> None:
     made = rows(capsys, "export", llama_run, "--to", "huggingface", "--out", tmp_path / "out", "--licence", "cc0-1.0")
     names = {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
     assert {str(row["file"]).rpartition("/")[2] for row in made} == {*names, "tokenizer_config.json"}
-    found = foreign(tmp_path / "out")
+    found = foreign(elsewhere, tmp_path / "out")
     ids = load_tokenizer(llama_run / "tokenizer.json").encode(TEXT)
     assert found["ids"] == ids.tolist()
     own = load(llama_run / "student.safetensors").logits(ids[None, :12])
@@ -131,8 +146,8 @@ def test_no_command_copies_private_text(llama_run: Path, tmp_path: Path, capsys:
 
 
 ADAPTERS = """
-import json, sys
-sys.modules["fpld"] = None
+import importlib.util, json, sys
+assert importlib.util.find_spec("fpld") is None
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -144,20 +159,22 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_lora_is_merged_or_exported_as_an_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lora_is_merged_or_exported_as_an_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
     model = make_llama(tmp_path / "model", 300, text=" ".join(WORDS.values()))
     student = f'kind = "huggingface"\npath = {json.dumps(str(model))}\nlora = 2\nlength = 16\nrate = 0.02'
     run = make_run(tmp_path, student, 'kind = "huggingface"')
     capsys.readouterr()
     rows(capsys, "export", run, "--to", "huggingface", "--out", tmp_path / "merged")
     rows(capsys, "export", run, "--to", "huggingface", "--out", tmp_path / "lora", "--adapter")
-    merged = foreign(tmp_path / "merged")
+    merged = foreign(elsewhere, tmp_path / "merged")
     ids = merged["ids"][:12]
     own = load(run / "student.safetensors").logits(np.array([ids], np.int32))
     base = load(run / "base-0.safetensors").logits(np.array([ids], np.int32))
     assert np.abs(own - base).max() > 0.01  # the adapters have learnt something
     assert own == pytest.approx(np.array(merged["logits"]), abs=1e-4)
-    adapted = foreign(tmp_path / "lora", ADAPTERS, str(model), json.dumps(ids))
+    adapted = foreign(elsewhere, tmp_path / "lora", ADAPTERS, str(model), json.dumps(ids))
     assert own == pytest.approx(np.array(adapted["logits"]), abs=1e-4)
     assert json.loads((tmp_path / "lora/adapter_config.json").read_text())["base_model_name_or_path"] == "model"
     assert "SHA-256" in (tmp_path / "lora/README.md").read_text()

@@ -28,21 +28,20 @@ _CONTEXTS = 1024  # whose keys are made at once
 
 
 def keys_of(plan: Plan, rows: range) -> Words:
-    """Return four key words for each context, and the slot's shift; they are made for many contexts at once."""
-    firsts = range(rows.start // _CONTEXTS * _CONTEXTS, max(rows.stop, rows.start + 1), _CONTEXTS)
-    chunks = [_keys(plan, range(at, min(at + _CONTEXTS, plan.contexts))) for at in firsts]
-    parts = [chunk[max(rows.start - at, 0) : rows.stop - at] for at, chunk in zip(firsts, chunks, strict=True)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _keys(plan: Plan, rows: range) -> Words:
+    """Return four key words for each context, and the slot's shift."""
     shared = plan.slots > 1
     message = struct.pack("<II", plan.round, plan.slots if shared else plan.node)
     person = b"fpld strata" if shared else b"fpld samples"
     digest = hashlib.blake2b(message, key=plan.run_key, digest_size=16, person=person).digest()
     k0, k1, s0, s1 = struct.unpack("<4I", digest)
-    shift = np.full((len(rows), 1), (plan.slot << 16) // plan.slots, np.uint32)
-    return np.concatenate([Dither((k0, k1), (s0, s1)).keys(rows), shift], axis=1)
+    stream, keys = Dither((k0, k1), (s0, s1)), np.empty((len(rows), 5), np.uint32)
+    keys[:, 4] = (plan.slot << 16) // plan.slots
+    for at in range(rows.start // _CONTEXTS * _CONTEXTS, rows.stop, _CONTEXTS):
+        chunk = range(max(rows.start, at), min(rows.stop, at + _CONTEXTS))
+        # Made for many contexts at once: they are kept, and blocks are small.
+        made = stream.keys(range(at, min(at + _CONTEXTS, plan.contexts)))
+        keys[chunk.start - rows.start : chunk.stop - rows.start, :4] = made[chunk.start - at : chunk.stop - at]
+    return keys
 
 
 def uppers(key: Words, vocab: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
@@ -74,6 +73,12 @@ def mixed(index: Any, a: Any, b: Any, c: Any) -> Any:
     h ^= h >> 15
     h = (h * MIX_2 + c) & _MASK
     return h ^ (h >> 15)
+
+
+@inlined
+def upper_half(key: Any, v: Any) -> Any:
+    """Return the upper half of the draw of token v: the reference implementation for one token of `uppers`."""
+    return (mixed(int(v) >> 1, int(key[0]), int(key[1]), int(key[2])) >> (16 * (int(v) & 1))) + int(key[4]) & 65535
 
 
 @inlined

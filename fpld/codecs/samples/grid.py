@@ -29,18 +29,21 @@ PLUS, MINUS = 16, 9  # bins of candidates, ratios below 2^4 and below 2^0.5; the
 
 _CELLS = 1 << 16
 _SLACK = 32  # a logarithm of the middle of a cell is at most that far from the truth
-_SHARES = 1 / 4, 1 / 24, 1 / 160  # of draws that make a candidate: tokens above the first are all looked at
+_SHARES = 1 / 4, 1 / 24, 1 / 160  # of draws that make a candidate of a node: tokens above the first are all looked at
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Sieve(NamedTuple):
-    """Hold bounds that let all candidates through, and few others, for integers of 16 bits.
+    """Hold bounds that let all candidates of `slots` nodes through, and few others, for integers of 16 bits.
 
-    A coordinate with the prior's integer p and the upper half w of its draw is looked at if p > always, or if
-    (w + reach[k]) mod 2^16 < width[k] for a k with p > above[k]. `reaches` and `widths` have closer bounds, by level.
+    The nodes' draws lie evenly spaced on a circle, so `slots` times them is nearly the same for all. A coordinate with
+    the prior's integer p and the upper half w of the first node's draw is looked at if p > always, or if
+    slots (w + reach[k]) mod 2^16 <= width[k] for a k with p > above[k]. A single node has closer bounds by level: its
+    own w must have (w + reaches[level]) mod 2^16 < widths[level].
     """
 
+    slots: int
     always: int
     above: Array
     reach: Array
@@ -69,17 +72,23 @@ def log_ratios(number: int) -> Array:
     return AWAY + (number - OFFSET)
 
 
-def make_sieve(ratios: Array) -> Sieve:
-    """Return the bounds for a step, from `log_ratios`: floats will do, as what they let through is looked at again."""
-    top = PLUS - LOWEST << HALF
-    share = np.exp2(np.minimum((top + _SLACK - ratios) / OCTAVE, 0.0))
-    lower = np.exp2(np.minimum(((MINUS - LOWEST << HALF) + _SLACK - ratios) / OCTAVE, 0.0))
-    firsts = [int((share >= bound).sum()) for bound in _SHARES]  # levels come from likely to unlikely
-    reaches, lowers = (
-        np.minimum(np.ceil(_CELLS * part) + 1, _CELLS // 2 - 1).astype(np.int64) for part in (share, lower)
+def make_sieve(ratios: Array, slots: int = 1, below: int = 0) -> Sieve:
+    """Return the bounds for a step, from `log_ratios`: floats will do, as what they let through is looked at again.
+
+    With `below`, coordinates whose ratio for symbols below zero is so much larger than a candidate's go through too.
+    """
+    upper, lower = (
+        np.exp2(np.minimum(((bins - LOWEST << HALF) + _SLACK + more - ratios) / OCTAVE, 0.0))
+        for bins, more in ((PLUS, 0), (MINUS, below))
     )
-    widths = np.where(np.arange(LEVELS) < firsts[0], _CELLS, reaches + lowers)
+    share = np.maximum(upper, lower)
+    whole = share >= _SHARES[0]
+    reaches, lowers = (
+        np.minimum(np.ceil(_CELLS * part) + 1, _CELLS // 2 - 1).astype(np.int64) for part in (upper, lower)
+    )
+    firsts = [int((share >= bound / slots).sum()) for bound in _SHARES]  # levels come from likely to unlikely
     starts = np.minimum(firsts, LEVELS - 1)
     above = -np.array([*firsts[1:], LEVELS], np.int16)
-    reach, width = (part[starts].astype(np.uint16) for part in (reaches, reaches + lowers))
-    return Sieve(-firsts[0], above, reach, width, reaches, widths)
+    reach = (slots * reaches[starts] % _CELLS).astype(np.uint16)
+    width = (np.minimum(slots * (reaches + lowers)[starts], _CELLS) - 1).astype(np.uint16)
+    return Sieve(slots, -firsts[0], above, reach, width, reaches, np.where(whole, _CELLS, reaches + lowers))

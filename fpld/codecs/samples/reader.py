@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import _check
+from fpld.codecs.samples.chances import prior_chances
 from fpld.codecs.samples.draws import keys_of, shares
-from fpld.codecs.samples.head import HEAD_BYTES, Head
-from fpld.codecs.samples.material import prior_chances
+from fpld.codecs.samples.grid import OCTAVE
+from fpld.codecs.samples.head import Head
+from fpld.codecs.samples.listing import Lister
 from fpld.codecs.samples.model import learnt_from
 from fpld.codecs.samples.reading import Symbols, prior_block
 from fpld.errors import FrameError, InputError
@@ -17,7 +19,7 @@ from fpld.numerics import split
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -25,8 +27,12 @@ if TYPE_CHECKING:
     from fpld.types import Plan
 
     Array = np.ndarray[Any, np.dtype[Any]]
+    Found = tuple[Array, Array, Array]
+    Piece = tuple[range, Eighths, list[Found]]
 
 _BLOCK = 1 << 20  # coordinates at a time
+_ALIKE = 4 * OCTAVE  # steps that nodes are read together with
+_NODES = 8  # up to so many at once; of more nodes, fewer coordinates
 _LEAST_RATIO = 1 / 64  # of a label to the prior, before its logarithm is taken
 _UNSENT = 1.0  # the noise of a label that is the prior itself
 
@@ -54,20 +60,20 @@ class SamplesReader:
         self.learnt: npt.NDArray[np.uint16] | None = None
         self._plan = plan
         self._head = Head.from_bytes(payload) if len(payload) else None
-        self._code = np.frombuffer(payload, np.uint8)[HEAD_BYTES:].copy()  # kernels that write take it too
+        if self._head and self._head.finer >= plan.contexts:
+            raise FrameError(f"payload's finer step must be that of fewer contexts than {plan.contexts}")
+        start = self._head.size if self._head else 0
+        self._code = np.frombuffer(payload, np.uint8)[start:].copy()  # kernels that write take it too
 
     def check(self) -> None:
         """Refuse an unsound payload; note what was learnt from it."""
-        for _ in self._pieces(split(*self._plan.shape, _BLOCK)):
+        for _ in _pieces([self], split(*self._plan.shape, _BLOCK)):
             pass
 
     def sparse(self, ranges: Sequence[range] | None = None) -> Iterator[Sparse]:
         """Decode consecutive ranges of contexts, from the first on, as changes of the prior."""
-        noise = _UNSENT if self._head is None else self._head.noise
-        tau = np.float32(0 if self._head is None else self._head.tau)
-        for rows, found in self._ranges(ranges):
-            starts, tokens, symbols = _joined([symbols for _, symbols in found])
-            yield Sparse(rows, starts, tokens, symbols.astype(np.float32) * tau, noise * len(rows))
+        for (block,) in sparse_together([self], ranges):
+            yield block
 
     def squares(self, block: Sparse) -> float:
         """Return an unbiased estimate of |p - pi|^2, summed over a block: of what a node reports it trusts nothing.
@@ -75,69 +81,111 @@ class SamplesReader:
         Of a symbol s = floor(x + u), s (s + 1 - 2 u) is x^2 on average over u, which the reader knows. Zeros count for
         nothing, and no symbol for less: a node cannot push further than its squares say.
         """
-        tau = 0.0 if self._head is None else self._head.tau
         places = np.repeat(np.arange(len(block.rows)), np.diff(block.starts))
         u = shares(keys_of(self._plan, block.rows)[places], block.tokens)
         changes = block.changes.astype(np.float64)
-        return float((changes * (changes + tau * (1 - 2 * u))).sum())
+        return float((changes * (changes + self._taus(block.rows)[places] * (1 - 2 * u))).sum())
 
     def blocks(self, ranges: Sequence[range] | None = None) -> Iterator[Decoded]:
         """Decode consecutive ranges of contexts, from the first on, as dense labels."""
-        for _, found in self._ranges(ranges):
-            parts = [self._dense(prior, *symbols) for prior, symbols in found]
+        for _, found in _ranges([self], ranges):
+            parts = [self._dense(rows, prior, *symbols) for rows, prior, (symbols,) in found]
             values, variance, chances = (np.concatenate(part) for part in zip(*parts, strict=True))
             yield Decoded(values, variance, np.zeros((1, 1), np.float32), chances)
 
-    def _dense(self, prior: Eighths, starts: Array, tokens: Array, symbols: Array) -> tuple[Array, Array, Array]:
+    def _dense(
+        self, rows: range, prior: Eighths, starts: Array, tokens: Array, symbols: Array
+    ) -> tuple[Array, Array, Array]:
         """Return logarithms of labels, their variances by the delta method, and the labels.
 
         What is known of the noise is its sum; over tokens it is spread as the prior's probabilities.
         """
         known = prior_chances(prior)
         chances = known.copy()
-        tau, noise = (0.0, _UNSENT) if self._head is None else (self._head.tau, self._head.noise)
-        rows = np.repeat(np.arange(len(prior)), np.diff(starts))
-        chances[rows, tokens] += symbols.astype(np.float32) * np.float32(tau)
+        places = np.repeat(np.arange(len(prior)), np.diff(starts))
+        chances[places, tokens] += symbols.astype(np.float32) * self._taus(rows)[places]
         least = np.maximum(chances, known * np.float32(_LEAST_RATIO))
-        return np.log(least), known * np.float32(noise) / np.square(least), chances
+        return np.log(least), known * np.float32(self._noise) / np.square(least), chances
 
-    def _ranges(
-        self, ranges: Sequence[range] | None
-    ) -> Iterator[tuple[range, list[tuple[Eighths, tuple[Array, Array, Array]]]]]:
-        """Return each range with its priors and symbols, a few contexts at a time."""
-        wanted = split(*self._plan.shape, _BLOCK) if ranges is None else ranges
-        pieces = self._pieces(piece for rows in wanted for piece in _cut(rows, self._plan.vocab))
-        start = 0
-        for rows in wanted:
-            if _check.rows(rows, self._plan.contexts).start != start:
-                raise InputError(
-                    f"rows must follow each other from the first context on, got {rows} where {start} is next"
-                )
-            start = rows.stop
-            yield rows, [next(pieces) for _ in _cut(rows, self._plan.vocab)]
+    def _sparse(self, rows: range, parts: list[Found]) -> Sparse:
+        starts, tokens, symbols = _joined(parts)
+        changes = symbols.astype(np.float32) * np.repeat(self._taus(rows), np.diff(starts))
+        return Sparse(rows, starts, tokens, changes, self._noise * len(rows))
 
-    def _pieces(self, cuts: Iterable[range]) -> Iterator[tuple[Eighths, tuple[Array, Array, Array]]]:
-        symbols = None if self._head is None else Symbols(self._code, self._head.step, self._plan)
-        for rows in cuts:
-            prior = prior_block(self._plan, rows)
-            if symbols is None:
-                none = np.empty(0, np.int32)
-                yield prior, (np.zeros(len(rows) + 1, np.int64), none, none)
-                continue
-            found = symbols.read(rows, prior)
-            if rows and rows.stop == self._plan.contexts:
+    @property
+    def _noise(self) -> float:
+        return _UNSENT if self._head is None else self._head.noise
+
+    def _taus(self, rows: range) -> npt.NDArray[np.float32]:
+        """Return the step of each of these contexts."""
+        return np.zeros(len(rows), np.float32) if self._head is None else self._head.taus(rows)
+
+
+def sparse_together(readers: Sequence[SamplesReader], ranges: Sequence[range] | None = None) -> Iterator[list[Sparse]]:
+    """Decode the same ranges of nodes with one prior, which is read once, and draws that they share as well."""
+    for rows, found in _ranges(readers, ranges):
+        nodes = zip(*(symbols for *_, symbols in found), strict=True)
+        yield [reader._sparse(rows, list(parts)) for reader, parts in zip(readers, nodes, strict=True)]
+
+
+def _ranges(readers: Sequence[SamplesReader], ranges: Sequence[range] | None) -> Iterator[tuple[range, list[Piece]]]:
+    """Return each range with its priors and symbols, a few contexts at a time."""
+    plan = readers[0]._plan
+    wanted = split(*plan.shape, _BLOCK) if ranges is None else ranges
+    cuts = [_cut(rows, plan.vocab, len(readers)) for rows in wanted]
+    pieces = _pieces(readers, (piece for cut in cuts for piece in cut))
+    start = 0
+    for rows, cut in zip(wanted, cuts, strict=True):
+        if _check.rows(rows, plan.contexts).start != start:
+            raise InputError(f"rows must follow each other from the first context on, got {rows} where {start} is next")
+        start = rows.stop
+        yield rows, [next(pieces) for _ in cut]
+
+
+def _pieces(readers: Sequence[SamplesReader], cuts: Iterable[range]) -> Iterator[Piece]:
+    """Return each cut with its prior and all nodes' symbols."""
+    plan = readers[0]._plan
+    nodes = {k: Symbols(node._code, node._head, node._plan) for k, node in enumerate(readers) if node._head}
+    listers = [
+        (group, Lister([nodes[k].plan for k in group], min(nodes[k].finest for k in group))) for group in _groups(nodes)
+    ]
+    for rows in cuts:
+        prior = prior_block(plan, rows)
+        none = np.zeros(len(rows) + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
+        found = [none] * len(readers)
+        for group, lister in listers:
+            for k, places in zip(group, lister.list(rows, prior), strict=True):
+                found[k] = nodes[k].read(rows, prior, places)
+        if rows and rows.stop == plan.contexts:
+            for k, symbols in nodes.items():
                 symbols.end()
-                self.learnt = learnt_from(symbols.learning)
-            yield prior, found
+                readers[k].learnt = learnt_from(symbols.learning)
+        yield rows, prior, found
 
 
-def _cut(rows: range, vocab: int) -> list[range]:
+def _groups(nodes: Mapping[int, Symbols]) -> list[list[int]]:
+    """Return the nodes by the draws that they share, each slot of them once.
+
+    Steps are alike too: a node with a far finer one has candidates nearly everywhere, and others need not look there.
+    """
+    groups: dict[tuple[object, ...], dict[int, int]] = {}
+    for k, symbols in nodes.items():
+        plan = symbols.plan
+        name = (plan.run_key, plan.round, plan.slots, symbols.finest // _ALIKE) if plan.slots > 1 else (k,)
+        if plan.slot in groups.setdefault(name, {}):
+            name = (k,)
+        groups.setdefault(name, {})[plan.slot] = k
+    return [list(group.values()) for group in groups.values()]
+
+
+def _cut(rows: range, vocab: int, nodes: int) -> list[range]:
     """Cut contexts into ranges that are read at once; none at all are one such range."""
-    cuts = [rows[part.start : part.stop] for part in split(len(rows), vocab, _BLOCK)]
+    size = _BLOCK * _NODES // max(nodes, _NODES)
+    cuts = [rows[part.start : part.stop] for part in split(len(rows), vocab, size)]
     return cuts or [rows]
 
 
-def _joined(parts: list[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+def _joined(parts: list[Found]) -> Found:
     """Join the symbols of consecutive contexts."""
     if len(parts) == 1:
         return parts[0]

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.prior import LEAST_PRIOR
 from fpld.codecs.samples import grid, model, rangecoder
-from fpld.codecs.samples.draws import ONE, draw, keys_of, log_place
+from fpld.codecs.samples.draws import ONE, draw, keys_of, log_place, upper_half
 from fpld.codecs.samples.grid import LOGS, MINUS, PLUS
+from fpld.codecs.samples.listing import PART, check_range
 from fpld.codecs.samples.model import bins, escape, gap, mark, symbol
-from fpld.codecs.samples.sieving import LANES, Scratch, sift
 from fpld.compiled import bare
 from fpld.errors import FrameError, InputError
 
 if TYPE_CHECKING:
     from fpld.codecs.prior import Eighths
+    from fpld.codecs.samples.head import Head
+    from fpld.codecs.samples.listing import Places
     from fpld.types import Plan
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -25,31 +26,31 @@ PER_BYTE = 16  # symbols that are not zero, at most, for each byte of a payload:
 UNSOUND, BAD_PRIOR = -1, -2
 NEXT, COUNT = 0, 1  # where the next escape lies, and how many symbols were not zero so far
 
-_NO_CHANGE = np.empty(0, np.float32)
+_MASK = (1 << PART) - 1
 
 
 class Symbols:
     """Read the symbols of a code, from the first context on."""
 
-    def __init__(self, code: Array, step: int, plan: Plan) -> None:
-        self.code, self.plan, self.step = code, plan, step
+    def __init__(self, code: Array, head: Head, plan: Plan) -> None:
+        self.code, self.plan, self.finest, self.finer = code, plan, head.finest, head.finer
         self.learning = model.start_learning(plan.learnt)
         self.state, self.mood, self.where = rangecoder.reader(code), np.zeros(2, np.int64), np.zeros(2, np.int64)
-        self.ratios = grid.log_ratios(step)
-        self.sieve, self.scratch = grid.make_sieve(self.ratios), Scratch.make(plan.vocab)
+        self.ratios = np.stack([grid.log_ratios(step) for step in (head.step, head.finest)])
+        self.sieve = grid.make_sieve(self.ratios[1])
         self.total, self.limit = plan.contexts * plan.vocab, PER_BYTE * code.size
         self.where[NEXT] = gap(self.state, code, self.learning, 0)
         self._sound(self.where[NEXT] <= self.total)
 
-    def read(self, rows: range, prior: Eighths) -> tuple[Array, Array, Array]:
+    def read(self, rows: range, prior: Eighths, places: Places) -> tuple[Array, Array, Array]:
         """Return the next contexts' symbols that are not zero: where each context's start, their tokens, and they."""
         vocab = self.plan.vocab
         room = min(len(rows) * vocab, self.limit - int(self.where[COUNT]))
         starts, tokens, symbols = np.zeros(len(rows) + 1, np.int64), np.empty(room, np.int32), np.empty(room, np.int32)
         coder = self.state, self.code, self.learning, self.mood, self.where
-        size = vocab, rows.start, self.total, grid.most_symbol(self.step), self.ratios, LOGS
-        source = keys_of(self.plan, rows), prior.ravel()
-        found = _read(*coder, *source, *size, self.sieve, self.scratch, _NO_CHANGE, starts, tokens, symbols)
+        size = vocab, rows.start, self.total, grid.most_symbol(self.finest), self.finer, self.ratios, LOGS
+        source = keys_of(self.plan, rows), prior.ravel(), *places
+        found = _read(*coder, *source, *size, self.sieve, starts, tokens, symbols)
         if found == BAD_PRIOR:
             check_range(prior)
         self._sound(found >= 0)
@@ -77,12 +78,6 @@ def prior_block(plan: Plan, rows: range) -> Eighths:
     return block
 
 
-def check_range(prior: Eighths) -> None:
-    """Refuse a prior with integers that stand for nothing."""
-    if prior.size and (prior.max() > 0 or prior.min() < LEAST_PRIOR):
-        raise InputError(f"prior must lie in {LEAST_PRIOR}..0, eighths of a nat, got {prior.min()}..{prior.max()}")
-
-
 @bare
 def _read(
     state: Any,
@@ -92,51 +87,48 @@ def _read(
     where: Any,
     keys: Any,
     prior: Any,
+    packed: Any,
+    ends: Any,
     vocab: Any,
     first: Any,
     total: Any,
     most: Any,
+    finer: Any,
     ratios: Any,
     logs: Any,
     sieve: Any,
-    scratch: Any,
-    none: Any,
     starts: Any,
     tokens: Any,
     symbols: Any,
 ) -> Any:
     """Read contexts from `first` on; return how many symbols are not zero, or what is wrong."""
-    halves, places, reaches, widths = scratch.halves, scratch.places, sieve.reaches, sieve.widths
-    n = 0
+    reaches, widths = sieve.reaches, sieve.widths
+    n, k = 0, 0
     for row in range(keys.shape[0]):
-        key, at = keys[row], row * vocab
+        key, at, own = keys[row], row * vocab, ratios[1 if first + row < finer else 0]
         mood[0], mood[1] = 0, 0
-        for lane in range(0, vocab, LANES):
-            ends = lane, min(lane + LANES, vocab)
-            count = sift(key, prior, none, at, *ends, 0.0, sieve, scratch)
-            for k in range(count):
-                v = places[k]
-                level = -np.int64(prior[at + v])
-                if level < 0 or level >= ratios.size:
-                    return BAD_PRIOR
-                if (np.int64(halves[v]) + reaches[level]) & 65535 >= widths[level]:
-                    continue
-                u, ratio = draw(key, halves[v], v), ratios[level]
-                plus, minus = bins(ratio, logs[log_place(ONE - u)], logs[log_place(u + 1)])
-                if plus < PLUS or minus < MINUS:
-                    found = symbol(state, data, learning, mood, plus, minus, ratio, 0)
-                    if found:
-                        if n == tokens.size or abs(found) > most:
-                            return UNSOUND
-                        tokens[n], symbols[n] = v, found
-                        n += 1
+        while k < ends[row]:
+            place = packed[k]
+            k += 1
+            v, level, upper = place >> (2 * PART), (place >> PART) & _MASK, place & _MASK
+            if (upper + reaches[level]) & _MASK >= widths[level]:
+                continue
+            u, ratio = draw(key, upper, v), own[level]
+            plus, minus = bins(ratio, logs[log_place(ONE - u)], logs[log_place(u + 1)])
+            if plus < PLUS or minus < MINUS:
+                found = symbol(state, data, learning, mood, plus, minus, ratio, 0)
+                if found:
+                    if n == tokens.size or abs(found) > most:
+                        return UNSOUND
+                    tokens[n], symbols[n] = v, found
+                    n += 1
         start = (first + row) * vocab
         while where[NEXT] < start + vocab:
             v = where[NEXT] - start
             level = -np.int64(prior[at + v])
-            if level < 0 or level >= ratios.size:
+            if level < 0 or level >= own.size:
                 return BAD_PRIOR
-            u, ratio = draw(key, halves[v], v), ratios[level]
+            u, ratio = draw(key, upper_half(key, v), v), own[level]
             plus, minus = bins(ratio, logs[log_place(ONE - u)], logs[log_place(u + 1)])
             found = escape(state, data, learning, 0)
             if plus < PLUS or minus < MINUS or n == tokens.size or abs(found) > most:

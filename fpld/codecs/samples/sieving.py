@@ -15,7 +15,7 @@ from fpld.codecs.samples.draws import uppers
 from fpld.compiled import available, bare
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_CELLS, _MARGIN = 1 << 16, 0.5  # of upper halves; float32 is exact to a small part of one
+_HIGH = np.float32((1 << 16) - 1.5)  # of upper halves: one is in question, and float32 is exact to a small part of one
 LANES = 4096  # tokens at a time: what the loops touch stays in the first cache
 
 
@@ -38,18 +38,17 @@ class Scratch(NamedTuple):
 
 
 def sift_reference(
-    key: Any, prior: Any, change: Any, at: Any, first: Any, last: Any, inverse: Any, sieve: Any, scratch: Any
+    key: Any, prior: Any, chances: Any, at: Any, first: Any, last: Any, scale: Any, sieve: Any, scratch: Any
 ) -> int:
     """List the tokens to look at in `scratch.places`; return how many. NumPy's version of `sift`."""
     upper = uppers(key, last)[first:]
     scratch.halves[first:last] = upper
-    own = prior[at + first : at + last]
+    own, folded = prior[at + first : at + last], upper * np.uint16(sieve.slots % (1 << 16))
     found = own > sieve.always
     for k in range(3):
-        found |= (own > sieve.above[k]) & (upper + sieve.reach[k] < sieve.width[k])
-    if change.size:
-        scaled = change[at + first : at + last] * np.float32(inverse * _CELLS) + upper.astype(np.float32)
-        found |= (scaled < np.float32(_MARGIN)) | (scaled >= np.float32(_CELLS - 1 - _MARGIN))
+        found |= (own > sieve.above[k]) & (folded + sieve.reach[k] <= sieve.width[k])
+    if chances.size:
+        found |= chances[first:last] * np.float32(scale) + upper.astype(np.float32) >= _HIGH
     listed = first + np.flatnonzero(found)
     scratch.places[: listed.size] = listed
     return int(listed.size)
@@ -78,27 +77,25 @@ if available():
 
     @bare
     def _mark(prior: Any, at: Any, first: Any, last: Any, sieve: Any, halves: Any, marks: Any) -> None:
-        above, reach, width = sieve.above, sieve.reach, sieve.width
+        above, reach, width, slots = sieve.above, sieve.reach, sieve.width, uint16(sieve.slots)
         limit, t0, t1 = int16(sieve.always), int16(above[0]), int16(above[1])
         r0, r1, r2 = uint16(reach[0]), uint16(reach[1]), uint16(reach[2])
         w0, w1, w2 = uint16(width[0]), uint16(width[1]), uint16(width[2])
         at = uint64(at)
         for v in range(uint64(first), uint64(last)):
-            p, x = prior[at + v], halves[v]
+            p, x = prior[at + v], uint16(halves[v] * slots)
             marks[v] = (
-                (uint16(x + r2) < w2)
-                | ((p > t1) & (uint16(x + r1) < w1))
-                | ((p > t0) & (uint16(x + r0) < w0))
+                (uint16(x + r2) <= w2)
+                | ((p > t1) & (uint16(x + r1) <= w1))
+                | ((p > t0) & (uint16(x + r0) <= w0))
                 | (p > limit)
             )
 
     @bare
-    def _mark_changes(change: Any, at: Any, first: Any, last: Any, inverse: Any, halves: Any, marks: Any) -> None:
-        scale, low, high = float32(inverse * _CELLS), float32(_MARGIN), float32(_CELLS - 1 - _MARGIN)
-        at = uint64(at)
+    def _mark_changes(chances: Any, first: Any, last: Any, scale: Any, halves: Any, marks: Any) -> None:
+        scale = float32(scale)
         for v in range(uint64(first), uint64(last)):
-            scaled = change[at + v] * scale + float32(halves[v])
-            marks[v] |= (scaled < low) | (scaled >= high)
+            marks[v] |= chances[v] * scale + float32(halves[v]) >= _HIGH
 
     @bare
     def _list(marks: Any, eights: Any, first: Any, last: Any, some: Any, places: Any) -> Any:
@@ -116,18 +113,18 @@ if available():
 
     @bare
     def sift(
-        key: Any, prior: Any, change: Any, at: Any, first: Any, last: Any, inverse: Any, sieve: Any, scratch: Any
+        key: Any, prior: Any, chances: Any, at: Any, first: Any, last: Any, scale: Any, sieve: Any, scratch: Any
     ) -> Any:
-        """List the tokens from `first` to `last` of the context at `at` to look at; return how many.
+        """List the tokens from `first` to `last` of the context at `at` of the prior to look at; return how many.
 
-        `change` is d, or empty; with it, whatever might not be zero with the step 1 / `inverse` is listed too.
-        `scratch.places` takes the list, `scratch.halves` the upper halves of the draws.
+        `chances` is empty, or has the context's p, which `scale` takes to 2^16 p / tau: then tokens whose symbol may be
+        above zero are listed too. `scratch.places` takes the list, `scratch.halves` the upper halves of the draws.
         """
         halves, marks = scratch.halves, scratch.marks
         _halves(key, scratch.words, first // 2, (last + 1) // 2)
         _mark(prior, at, first, last, sieve, halves, marks)
-        if change.size:
-            _mark_changes(change, at, first, last, inverse, halves, marks)
+        if chances.size:
+            _mark_changes(chances, first, last, scale, halves, marks)
         return _list(marks, scratch.eights, first // 8, (last + 7) // 8, scratch.some, scratch.places)
 
 else:

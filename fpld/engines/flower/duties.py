@@ -170,7 +170,7 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
     if folder.has(HELDOUT):  # it comes last and says that all is there
         return
     probe = ProbeSet.load(store.path / part.files.probe)
-    tokenizer = load_tokenizer(store.path / part.files.tokenizer)
+    tokenizer = load_tokenizer(store.path / part.files.tokenizer, vocab=probe.vocab)
     model = students.load(store.path / part.files.base)
     model.check_tokenizer(tokenizer)
     _insist("probe set", probe.digest, home.terms.probe)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ADDRESS = r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$"
 NODE_FILE = "node.toml"
+HELD_OUT = 0.15  # the share of documents that a check holds out; a run says its own
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _NODE_TOML = """\
 # A node of a federation. Start it with: fpld node {file}
@@ -181,7 +182,7 @@ def check_home(path: Path) -> list[Finding]:
     key = "data" if file.corpus is None else "corpus"
     try:
         documents = home.documents()
-        data.hold_out(documents, fraction=0.15, seed=0)
+        data.hold_out(documents, fraction=HELD_OUT, seed=0)
     except (FpldError, OSError) as error:
         return [*found, Finding(key, str(error))]
     size = sum(document.size for document in documents)

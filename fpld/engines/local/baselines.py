@@ -145,6 +145,7 @@ def float32_variant(config: Config) -> Config:
     nodes = [node.model_copy(update=limits) for node in config.nodes]
     return config.model_copy(
         update={
+            "run": config.run.model_copy(update={"samples": 0}),
             "nodes": nodes,
             "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
             "budget": config.budget.model_copy(update={"total": None, "context_total": None}),

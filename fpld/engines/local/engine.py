@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 
 class LocalEngine:
-    """Let the nodes of a federation work in its pool, each in its folder of the run."""
+    """Let the nodes of a federation work in its pool, each in its folder of the run.
 
-    def __init__(self, federation: Federation, bytes_per_token: float) -> None:
-        self._federation, self._bytes_per_token = federation, bytes_per_token
+    `last` is called when the pool has all tasks of the last round.
+    """
+
+    def __init__(self, federation: Federation, bytes_per_token: float, last: Callable[[], None] | None = None) -> None:
+        self._federation, self._bytes_per_token, self._last = federation, bytes_per_token, last
         self._setup = federation.setup
         self.parts = parts(self._setup.config)
         self.busy: set[int] = set()
@@ -41,6 +44,8 @@ class LocalEngine:
         absent = [Absence(names[node], "busy", "with an earlier round") for node in tasks if node in self.busy]
         # A node does one thing at a time.
         futures = {self._submit(node, task): node for node, task in tasks.items() if node not in self.busy}
+        if self._last is not None and self._federation.aggregator.round == self._setup.settings.rounds:
+            self._last()
         end = None if deadline is None else time.monotonic() + deadline
         while futures:
             left = None if end is None else max(end - time.monotonic(), 0.0)
@@ -50,10 +55,11 @@ class LocalEngine:
             for future in done:
                 node = futures.pop(future)
                 try:
-                    frame = future.result()
+                    frame, seconds = future.result()
                 except Exception as error:  # whatever stops a node, the others go on
                     absent.append(Absence(names[node], "failed", str(error)))
                 else:
+                    self._federation.worked(node, seconds)
                     if deliver(node, frame).verdict == "asked":
                         futures[self._submit(node, self._federation.again(node))] = node
         for future, node in futures.items():
@@ -67,16 +73,16 @@ class LocalEngine:
         run = self._setup.run.path
         return Place(self._federation.store.path / f"nodes/{node}", run, run / text_file(node))
 
-    def _submit(self, node: int, task: Task) -> Future[bytes]:
+    def _submit(self, node: int, task: Task) -> Future[tuple[bytes, float]]:
         data = task.to_bytes()
         self._federation.carried(node, len(data))
         subject = Subject(self._federation.name, task.plan.round, self._federation.names[node])
-        return self._setup.pool.submit(run_on, subject, jobs.node_round, self.parts[node], self.place(node), data)
+        return self._setup.pool.submit(_timed, subject, jobs.node_round, self.parts[node], self.place(node), data)
 
-    def _late(self, node: int, future: Future[bytes]) -> None:
+    def _late(self, node: int, future: Future[tuple[bytes, float]]) -> None:
         """Take a frame that came after the deadline: refused and recorded, unless the round is still open."""
         if not future.cancelled() and future.exception() is None:
-            self._federation.aggregator.frame(node, future.result())
+            self._federation.aggregator.frame(node, future.result()[0])
         self.busy.discard(node)
 
     def evaluate(self, student: Arrays) -> Heldout:
@@ -87,15 +93,28 @@ class LocalEngine:
         return Heldout(losses, self._bytes_per_token)
 
 
+def _timed(subject: Subject, job: Callable[..., bytes], *arguments: Any) -> tuple[bytes, float]:
+    """Run a job that works on a subject; return its result and its seconds, those in a queue aside."""
+    started = time.monotonic()
+    return run_on(subject, job, *arguments), time.monotonic() - started
+
+
 def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
     """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
     return run.path / base_file(config, index), state, run.path / HELDOUT, config.probe.length
 
 
-def federate(config: Config, run: RunFolder, prepared: Prepared, name: str, pool: Executor) -> Federation:
-    """Make the rounds that are left of a federation, with its nodes on this machine."""
+def federate(
+    config: Config,
+    run: RunFolder,
+    prepared: Prepared,
+    name: str,
+    pool: Executor,
+    last: Callable[[], None] | None = None,
+) -> Federation:
+    """Make the rounds that are left of a federation, with its nodes on this machine; `last` as in `LocalEngine`."""
     federation = Federation(config, run, prepared, name, pool=pool)
-    engine = LocalEngine(federation, prepared.bytes_per_token)
+    engine = LocalEngine(federation, prepared.bytes_per_token, last)
     while not federation.done:
         federation.advance(engine)
     return federation

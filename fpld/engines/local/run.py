@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fpld.engines.local.baselines import Bench, base
@@ -40,13 +41,21 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             make_pool(config.engine.workers) as workers,
             ThreadPoolExecutor(1 + len(config.baselines.methods)) as threads,
         ):
-            lanes = Lanes(Counting(workers, jobs_in(config)), config.engine.workers)
-            # The federation waits for its slowest node and for distillation: baselines fill the gaps.
-            main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0))
+            count = config.engine.workers
+            lanes = Lanes(Counting(workers, jobs_in(config)), count)
+            # The federation first, baselines after. When its last nodes have workers, or stand first in the queue, then
+            # baselines may have what is free, but never the last worker: distillation needs it.
+            last = partial(lanes.allow, count - 1) if count > 1 else None
+            main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0), last)
             bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, threading.Lock())
-            others = [threads.submit(_baseline, name, bench) for name in config.baselines.methods]
+            others = [threads.submit(_baseline, name, bench, lanes.opened) for name in config.baselines.methods]
+            try:
+                federation = main.result()
+            except BaseException:
+                lanes.abandon()
+                raise
+            lanes.allow(count)
             rows = base(bench)
-            federation = main.result()
             nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
             own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length)
             for future in others:
@@ -59,7 +68,8 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
 def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
-    federation = rounds * (nodes + 2 + codecs.get(config.codec.name).traits.prior)
+    plain = rounds * (nodes + 2)
+    federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.samples > 0))
     averaging = sum(1 + nodes * count for count in config.baselines.rounds or [rounds])
     each = {
         "alone": nodes if rounds == 1 else 2 * nodes,
@@ -67,14 +77,17 @@ def jobs_in(config: Config) -> int:
         "fedavg": averaging,
         "fedavg-1bit": averaging,
         "ensemble": 1,
-        "float32": federation,
+        "float32": plain,
     }
     # Nobody knows how many jobs a baseline from outside submits.
     return 2 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
 
 
-def _baseline(name: str, bench: Bench) -> list[Row]:
-    """Do a baseline, or take its rows from an earlier start of this run."""
+def _baseline(name: str, bench: Bench, turn: threading.Event) -> list[Row]:
+    """Do a baseline when it is its turn, or take its rows from an earlier start of this run."""
+    turn.wait()
+    if bench.federation.done() and bench.federation.exception() is not None:
+        return []
     file, store = f"baseline-{name}.json", bench.run
     if is_sealed(store, file):
         rows: list[Row] = store.read_json(file)

@@ -51,6 +51,20 @@ def se(variance: float, vocab: int) -> Condition:
     return Condition(value <= variance / 2, value, variance / 2)
 
 
+def bracket_conditions(lower: float, upper: float, vocab: int) -> dict[str, bool]:
+    """Return whether (SE), (SE') and (ND) hold for a bracket of `weighted_bracket`, a mean over contexts.
+
+    For one variance sigma^2 the bounds are c_p sigma^2 / 4 and sigma^2 / 2: so sigma^2 and c_p follow from them.
+
+    >>> bracket_conditions(1e-6, 4e-6, vocab=256)
+    {'SE': True, "SE'": True, 'ND': True}
+    >>> bracket_conditions(0.1, 0.4, vocab=256)
+    {'SE': False, "SE'": False, 'ND': True}
+    """
+    variance, c_p = 2 * upper, 2 * lower / upper if upper > 0 else 0.0
+    return {"SE": se(variance, vocab).holds, "SE'": se_prime(variance, vocab, c_p).holds, "ND": c_p > 0}
+
+
 def se_prime(variance: float, vocab: int, c_p: float) -> Condition:
     """Return (SE'): the cubic remainder is at most c_p sigma^2 / 4, half of what the lower bound needs."""
     value, limit = cubic_remainder(variance, vocab), _check.real("c_p", c_p, least=0.0) * variance / 4

@@ -11,7 +11,7 @@ const fpldCharts = (() => {
   const exact = d3.format(".4~g");
 
   function rowsOf(series) {
-    return series.x.map((x, i) => ({ x, y: series.y[i], low: series.low[i], series: series.name }));
+    return series.x.map((x, i) => ({ x, y: series.y[i], low: series.low[i], limit: series.limit[i], series: series.name }));
   }
 
   // Ticks of a logarithmic axis: powers of ten over three decades or more, all digits over fewer, even steps within one.
@@ -29,10 +29,16 @@ const fpldCharts = (() => {
     return name.length <= most || /^\d+$/.test(name) ? name : `${name.slice(0, most - 1)}…`;
   }
 
-  // Hide tick labels that would touch the one before.
+  // How round the number of a label is: 1, 10, 0.1 before 2 and 5, these before others; names are all alike.
+  function roundness(label) {
+    const digits = label.textContent.replace(/[^0-9]/g, "").replace(/^0+|0+$/g, "");
+    return digits === "1" ? 0 : digits === "2" || digits === "5" ? 1 : 2;
+  }
+
+  // Hide tick labels that would touch one that is rounder, or stands before.
   function thin(labels) {
     const kept = [];
-    for (const label of labels) {
+    for (const label of labels.sort((a, b) => roundness(a) - roundness(b))) {
       const box = label.getBoundingClientRect();
       const touches = (other) => box.left < other.right + 4 && other.left < box.right + 4 && box.top < other.bottom && other.top < box.bottom;
       if (box.width && kept.some(touches)) label.style.display = "none";
@@ -68,6 +74,8 @@ const fpldCharts = (() => {
     const bars = spec.series.filter((series) => series.kind === "bars").flatMap(rowsOf);
     const stack = spec.series.filter((series) => series.kind === "stack").flatMap(rowsOf);
     if (bars.length) marks.push(Plot.barY(bars, { fx: "x", x: "series", y: "y", fill: (d) => colour(d.series), title, tip: true }));
+    const limits = bars.filter((row) => row.limit !== undefined);
+    if (limits.length) marks.push(Plot.tickY(limits, { fx: "x", x: "series", y: "limit", stroke: "currentColor", strokeWidth: 2 }));
     if (stack.length) marks.push(Plot.barY(stack, { x: "x", y: "y", fill: (d) => colour(d.series), title, tip: true }));
     if (bars.length || stack.length) marks.push(Plot.ruleY([0]));
     const values = (axis) => spec.series.filter((series) => axis !== "x" || series.kind !== "rule").flatMap((series) => series[axis]);

@@ -104,10 +104,11 @@
     stamp = run.stamp;
     now.innerHTML = run.live; // made by the server's templates, which escape
     if (body.dataset.html !== run.body) { // who has answered changes often, figures only with a round
-      const open = [...body.querySelectorAll("details")].map((details) => details.open);
+      const said = (details) => details.querySelector("summary").textContent; // a round may bring new ones
+      const open = new Set([...body.querySelectorAll("details[open]")].map(said));
       body.innerHTML = run.body;
       body.dataset.html = run.body;
-      [...body.querySelectorAll("details")].forEach((details, i) => { details.open = open[i] ?? false; });
+      for (const details of body.querySelectorAll("details")) details.open = open.has(said(details));
       fpldCharts.drawAll(body);
       fpldTables.attach(body);
     }
