@@ -36,11 +36,7 @@ from fpld.units import parse_rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-<<<<<<< HEAD
-
-=======
 _SEED = re.compile(r"# --seed (\d{1,19})\n")
->>>>>>> main
 AVERAGING = ("fedavg", "fedavg-1bit")  # baselines that average weights
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]

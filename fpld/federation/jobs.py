@@ -9,11 +9,8 @@ from fpld.data import load_tokenizer
 from fpld.errors import InputError
 from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
-<<<<<<< HEAD
 from fpld.federation.private import train
-=======
 from fpld.federation.samples import prompts, write_samples
->>>>>>> main
 from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
 from fpld.pace import before
@@ -104,13 +101,8 @@ def finetune(
 ) -> Arrays:
     """Fine-tune a model on one text, or on several pooled."""
     student = open_student(base, state)
-<<<<<<< HEAD
-    train(student, texts, promise, steps=steps, seed=seed, rate=rate)
-=======
-    tokens = np.concatenate([read_arrays(text)[0]["tokens"] for text in texts])
     with before("evaluating it"):
-        student.finetune(tokens, steps=steps, seed=seed, rate=rate)
->>>>>>> main
+        train(student, texts, promise, steps=steps, seed=seed, rate=rate)
     return student.state()
 
 

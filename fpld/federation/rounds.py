@@ -131,10 +131,6 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     return State(student, *aggregator.state(), target), Info(combined, line)
 
 
-<<<<<<< HEAD
-def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
-    """Return the arguments of a distillation job to a target, in the round after a state."""
-=======
 def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] | None:
     """Let the student of a state write a few lines, while others evaluate it; None if none are asked for."""
     run, folder = setup.config.run, setup.run.path
@@ -145,9 +141,8 @@ def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] |
     return setup.pool.submit(run_on, subject, jobs.samples, *asked)
 
 
-def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
-    """Return the arguments of the distillation job of the round after a state."""
->>>>>>> main
+def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
+    """Return the arguments of a distillation job to a target, in the round after a state."""
     config, round = setup.config, state.round + 1
     options = {
         "steps": config.distill.steps,

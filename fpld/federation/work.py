@@ -72,16 +72,11 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"", secret: boo
     if missing:
         return write_ask(missing, task.plan, key=key)
     seed = derive_seed(part.seed, "local", node.round, part.index)
-<<<<<<< HEAD
     how = part.training(part.local, node.round)
-    spent = train(student, [place.text], part.promise, seed=seed, secret=secret, **how)
+    with before("coding the probe set's logits"):
+        spent = train(student, [place.text], part.promise, seed=seed, secret=secret, **how)
     if spent is not None:
         note_spent(place.folder, node.round, spent)
-=======
-    tokens = read_arrays(place.text)[0]["tokens"]
-    with before("coding the probe set's logits"):
-        student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
->>>>>>> main
     keep_own(place.folder, node.round, student)
     with before("sending them"):
         node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)

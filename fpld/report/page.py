@@ -44,12 +44,9 @@ def run_section(run: Run, key: str) -> str:
         tiles=tables.tiles(run),
         charts=run_charts(run),
         nodes=tables.filled(tables.node_rows(run)),
-<<<<<<< HEAD
         privacy=[row.model_dump() for row in run.privacy],
-=======
         samples=[row for row in samples if row["round"] == samples[0]["round"]],
         earlier=[row for row in samples if row["round"] != samples[0]["round"]],
->>>>>>> main
         incidents=tables.incident_rows(run),
         results=tables.result_rows([run]),
         rounds=tables.filled(tables.round_rows(run)),
