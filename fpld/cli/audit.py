@@ -49,10 +49,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     source = str(file) if file.exists() else arguments.run
     config, text = configuration.load(source, seed=arguments.seed)
     if arguments.epsilon is not None:
-        config, text = (
-            _promising(config, arguments.epsilon, arguments.unit),
-            f"{text}\n# --epsilon {arguments.epsilon}\n",
-        )
+        config = _promising(config, arguments.epsilon, arguments.unit)
+        text += f"\n# --epsilon {arguments.epsilon}\n"
     names = [node.name for node in config.nodes]
     plan = Plan(
         _index(names, arguments.node),

@@ -94,10 +94,10 @@ def finetune(
     base: Path,
     state: Arrays | None,
     texts: Sequence[Path],
-    promise: Promise | None,
     steps: int,
     seed: int,
     rate: float | None,
+    promise: Promise | None = None,
 ) -> Arrays:
     """Fine-tune a model on one text, or on several pooled."""
     student = open_student(base, state)

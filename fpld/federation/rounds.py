@@ -137,7 +137,8 @@ def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] |
     if not run.samples:
         return None
     subject = Subject(setup.method, state.round, "student")
-    asked = setup.base, state.student, folder / "tokenizer.json", folder / PUBLIC, run.samples, run.seed
+    files = folder / "tokenizer.json", folder / PUBLIC
+    asked: tuple[Any, ...] = setup.base, state.student, *files, run.samples, run.seed
     return setup.pool.submit(run_on, subject, jobs.samples, *asked)
 
 

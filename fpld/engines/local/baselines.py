@@ -65,7 +65,7 @@ class Bench(NamedTuple):
         texts = [self.run.path / text_file(index)]
         subject = Subject("baseline", model=self.config.nodes[index].name)
         promise = promised(self.config)
-        return self.pool.submit(run_on, subject, jobs.finetune, base, state, texts, promise, steps, seed, rate)
+        return self.pool.submit(run_on, subject, jobs.finetune, base, state, texts, steps, seed, rate, promise)
 
     def evaluate(self, state: Arrays | None, index: int | None = None) -> Future[Any]:
         """Evaluate a model on all nodes' held-out texts."""
@@ -110,10 +110,10 @@ def pooled(bench: Bench) -> list[Row]:
         run.path / base_file(config, None),
         None,
         [run.path / text_file(index) for index in range(len(config.nodes))],
-        promised(config),
         config.local.steps * config.run.rounds,
         derive_seed(config.run.seed, "pooled"),
         config.baselines.rate or config.local.rate,
+        promised(config),
     ).result()
     private = run.read_json("prepared.json")["private_bytes"]  # pooling would send the text itself
     return [bench.row("pooled", bench.evaluate(state), private)]
