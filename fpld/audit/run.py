@@ -21,6 +21,7 @@ from fpld.protocol.wire import payload_of
 from fpld.registry import codecs
 from fpld.seeds import derive_seed
 from fpld.storage.folder import HELDOUT, RunFolder, text_file
+from fpld.storage.seals import seal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,6 +62,7 @@ def audit(config: Config, text: str, out: Path, plan: Plan) -> list[dict[str, An
         sets = draw_canaries(store, prepared.probe, plan, seed)
         store.write_json(PLAN, plan._asdict())
         insert(store.path / text_file(plan.node), sets, copies=plan.copies)
+        seal(store, text_file(plan.node))
         federation = Federation(config, store, prepared, "fpld", pool=pool)
         engine = LocalEngine(federation, prepared.bytes_per_token)
         scores: Scores = {}
