@@ -1,22 +1,39 @@
-"""Kill a run with SIGKILL at random moments, resume it, and compare the students bit for bit.
+"""Kill runs at random moments, or damage their files, resume them, and compare what comes of it bit for bit.
 
-    python benchmarks/kill_and_resume.py CONFIG.toml [--trials 20] [--kills 2] [--seed 0]
+    python -m benchmarks.kill_and_resume [CONFIG.toml] [--kills 200] [--jobs 2] [--seed 0]
+    python -m benchmarks.kill_and_resume [CONFIG.toml] --damage 50
 
-Every trial is killed `kills` times, together with its worker processes, at moments that are uniform over the time
-that an undisturbed run takes; then it is resumed to its end. The exit code is 1 if any student differs.
+A run is killed with SIGKILL, together with its worker processes, up to four times on its way: each time at a moment
+that is uniform over the time that an undisturbed run works. With --damage one file of a run that was stopped in its
+last round is changed: some bits, its end cut off, all of it, or the file of a run with another seed in its place. Then
+it is resumed to its end. Students, table and trace must be those of an undisturbed run, or, of a damaged one, the
+resumed run must say in a line what is wrong. Without CONFIG.toml it is a federation of three nodes with n-gram
+students, two worker processes and three rounds. The exit code is 1 if anything else happens.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.federation.conftest import CONFIG, write_texts
+
+EACH = 4  # kills of a run at most
+SHORT = ("workers = 0", "workers = 2"), ("contexts = 480", "contexts = 96"), ("steps = 60", "steps = 20")
+LAST = "fpld/trace.jsonl"
+SHOWN = {"lock", "heartbeat", "README.txt"}  # files without content that a run would read
 
 
 def command(config: Path, out: Path) -> list[str]:
@@ -25,55 +42,189 @@ def command(config: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "fpld", "run", str(config), "--out", str(out), "--json", *more]
 
 
-def finish(config: Path, out: Path) -> bytes:
-    """Run or resume to the end; return the student's bytes."""
+def finish(config: Path, out: Path) -> dict[str, object]:
+    """Run or resume to the end; return the result: students, table, and the trace but for its times."""
     done = subprocess.run(command(config, out), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    return (out / "student.safetensors").read_bytes()
+    return result(out)
 
 
-def kill_after(config: Path, out: Path, seconds: float) -> None:
-    """Start or resume, and kill the whole process group after some seconds."""
-    quiet = subprocess.DEVNULL
+def result(out: Path) -> dict[str, object]:
+    """Return what a run came to."""
+    files = ("student.safetensors", "student-best.safetensors", "result.json", "own.json")
+    found: dict[str, object] = {name: (out / name).read_bytes() for name in files}
+    lines = [json.loads(line) for line in (out / LAST).read_text().splitlines()]
+    return found | {LAST: [{**line, "seconds": None} for line in lines]}
+
+
+def begin(config: Path, out: Path) -> subprocess.Popen[bytes]:
+    """Start or resume in a process group of its own, and wait until it works."""
+    quiet, since = subprocess.DEVNULL, time.time()
     victim = subprocess.Popen(command(config, out), stdout=quiet, stderr=quiet, start_new_session=True)
-    time.sleep(seconds)
-    os.killpg(victim.pid, signal.SIGKILL)
+    status = out / "status.json"
+    while victim.poll() is None and not (status.exists() and status.stat().st_mtime >= since):
+        time.sleep(0.005)
+    return victim
+
+
+def kill(victim: subprocess.Popen[bytes]) -> bool:
+    """Kill the whole process group; return whether there was anything left to kill."""
+    alive = victim.poll() is None
+    if alive:
+        os.killpg(victim.pid, signal.SIGKILL)
     victim.wait()
+    return alive
 
 
-def differing(config: Path, folder: Path, *, trials: int, kills: int, seed: int) -> list[int]:
-    """Return the trials whose student differs from that of an undisturbed run."""
-    started = time.monotonic()
+class Kills:
+    """Runs that are killed and resumed, until there were as many kills as wanted."""
+
+    def __init__(self, config: Path, folder: Path, seed: int) -> None:
+        self.config, self.folder, self.seed = config, folder, seed
+        started = begin(config, folder / "undisturbed")
+        begun = time.monotonic()
+        if started.wait():
+            raise RuntimeError(f"an undisturbed run of {config} fails")
+        self.span, self.expected = time.monotonic() - begun, result(folder / "undisturbed")
+        self.kills, self.differing, self._runs, self._lock = 0, list[int](), 0, threading.Lock()
+
+    def run(self, wanted: int) -> None:
+        """Kill runs one after the other until there were so many kills, in this thread and others together."""
+        while True:
+            with self._lock:
+                if self.kills >= wanted:
+                    return
+                self._runs += 1
+                number = self._runs
+            self._one(number)
+
+    def _one(self, number: int) -> None:
+        out, moments = self.folder / f"run-{number}", random.Random(f"{self.seed}/{number}")  # noqa: S311
+        times: list[str] = []
+        for _ in range(EACH):
+            victim, seconds = begin(self.config, out), moments.random() * self.span
+            time.sleep(seconds)
+            if not kill(victim):
+                break
+            times.append(f"{seconds:.1f}")
+        same = finish(self.config, out) == self.expected
+        with self._lock:
+            self.kills += len(times)
+            said = f"run {number}: killed after {', '.join(times) or 'its end'} of {self.span:.1f} s"
+            sys.stderr.write(f"{said}: {'same' if same else 'DIFFERS'} ({self.kills} kills)\n")
+            if not same:
+                self.differing.append(number)
+        if same:
+            shutil.rmtree(out)
+
+
+def differing(config: Path, folder: Path, *, kills: int, seed: int, jobs: int = 1) -> tuple[int, list[int]]:
+    """Return how many kills there were, and the runs whose result differs from that of an undisturbed one."""
+    found = Kills(config, folder, seed)
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in [pool.submit(found.run, kills) for _ in range(jobs)]:
+            future.result()
+    return found.kills, found.differing
+
+
+def stopped(config: Path, out: Path) -> Path:
+    """Make a run that was killed when its last round was closing: every kind of file is there."""
+    rounds = int(config.read_text().split("rounds = ")[1].split()[0])
+    victim = begin(config, out)
+    while victim.poll() is None:
+        if (out / LAST).exists() and len((out / LAST).read_text().splitlines()) >= rounds - 1:
+            break
+        time.sleep(0.005)
+    time.sleep(0.2)
+    if not kill(victim):
+        raise RuntimeError("the run ended before it could be stopped")
+    return out
+
+
+DAMAGES = ("flipped", "cut", "emptied", "of another run")
+
+
+def damage(path: Path, how: str, other: Path, rng: random.Random) -> bool:
+    """Damage a file; return whether it has changed."""
+    good = path.read_bytes()
+    data = bytearray(good)
+    if how == "flipped":
+        for _ in range(rng.randrange(1, 4)):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif how == "cut":
+        del data[rng.randrange(len(data)) :]
+    elif how == "emptied":
+        data.clear()
+    else:
+        data = bytearray(other.read_bytes()) if other.exists() else data
+    path.write_bytes(bytes(data))
+    return bytes(data) != good
+
+
+def judge(config: Path, out: Path, expected: dict[str, object]) -> str:
+    """Resume a damaged run; return what happened in a word."""
+    done = subprocess.run(command(config, out), capture_output=True, text=True)
+    if "Traceback" in done.stderr:
+        return "TRACEBACK"
+    if done.returncode == 2 and done.stderr.strip():
+        return "refused"
+    if done.returncode or result(out) != expected:
+        return "DIFFERS"
+    return "identical, and said" if "going on from the one before it" in done.stderr else "identical"
+
+
+def damaged(config: Path, folder: Path, *, cases: int, seed: int) -> list[tuple[str, str, str]]:
+    """Damage runs, resume them; return file, damage and outcome of each."""
+    other = config.with_name("other.toml")
+    other.write_text(config.read_text().replace("seed = 5", "seed = 6"))
     expected = finish(config, folder / "undisturbed")
-    whole = time.monotonic() - started
-    moments = random.Random(seed)  # noqa: S311
-    found = []
-    for trial in range(trials):
-        out = folder / f"trial-{trial}"
-        times = [moments.random() * whole for _ in range(kills)]
-        for seconds in times:
-            kill_after(config, out, seconds)
-        same = finish(config, out) == expected
-        killed = ", ".join(f"{seconds:.1f}" for seconds in times)
-        sys.stderr.write(f"trial {trial}: killed after {killed} of {whole:.1f} s: {'same' if same else 'DIFFERS'}\n")
-        if not same:
-            found.append(trial)
-    return found
+    source, foreign = stopped(config, folder / "stopped"), stopped(other, folder / "other")
+    names = [str(path.relative_to(source)) for path in sorted(source.rglob("*")) if path.is_file()]
+    chosen = [name for name in names if Path(name).name not in SHOWN and "/nodes/1/" not in name]
+    pairs = [(name, how) for name in chosen for how in DAMAGES if (source / name).stat().st_size]
+    rng, rows = random.Random(seed), list[tuple[str, str, str]]()  # noqa: S311
+    rng.shuffle(pairs)
+    pairs.sort(key=lambda pair: "checkpoint." not in pair[0] and "state." not in pair[0])  # the newest states first
+    for name, how in pairs:
+        out = folder / "damaged"
+        shutil.copytree(source, out)
+        if len(rows) < cases and damage(out / name, how, foreign / name, rng):
+            rows.append((name, how, judge(config, out, expected)))
+            sys.stderr.write(f"{len(rows)}: {name} {how}: {rows[-1][2]}\n")
+        shutil.rmtree(out)
+    return rows
 
 
 def main() -> int:
-    """Read the arguments and say how many students are identical."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--kills", type=int, default=2)
+    """Read the arguments, and say how many results are right."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kill_and_resume", description=__doc__)
+    parser.add_argument("config", type=Path, nargs="?")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--damage", type=int, metavar="CASES", help="damage files instead")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time that are killed")
     parser.add_argument("--seed", type=int, default=0)
     a = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        bad = differing(a.config, Path(folder), trials=a.trials, kills=a.kills, seed=a.seed)
-    sys.stdout.write(f"{a.trials - len(bad)} of {a.trials} students identical\n")
-    return 1 if bad else 0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = folder / "config.toml"
+        if a.config is None:
+            write_texts(folder)
+            text = CONFIG.format(folder=folder) + '\n[baselines]\nmethods = ["fedavg"]\n'
+            for old, new in SHORT:
+                text = text.replace(old, new)
+            config.write_text(text)
+        else:
+            shutil.copy(a.config, config)
+        if a.damage is not None:
+            rows = damaged(config, folder, cases=a.damage, seed=a.seed)
+            counts = Counter(outcome for _, _, outcome in rows)
+            said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+            sys.stdout.write(f"{len(rows)} damaged files of {len({row[0] for row in rows})} kinds: {said}\n")
+            return int(bool(counts["DIFFERS"] + counts["TRACEBACK"]))
+        kills, bad = differing(config, folder, kills=a.kills, seed=a.seed, jobs=a.jobs)
+        sys.stdout.write(f"{kills} kills, {len(bad)} results differ from the undisturbed run's\n")
+        return int(bool(bad))
 
 
 if __name__ == "__main__":

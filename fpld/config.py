@@ -65,7 +65,7 @@ S = TypeVar("S", bound=Section)
 class RunSection(Section):
     """[run]: rounds, seed, the folder; how many nodes must answer for a round to count (all), and within which time.
 
-    `samples` is how many short texts the student of each round writes, for people to read.
+    `continuations` is how many short texts the student of each round writes, for people to read.
     """
 
     rounds: Count = 3
@@ -73,7 +73,7 @@ class RunSection(Section):
     out: str = "runs/run"
     quorum: Count | None = None
     deadline: Positive | None = None
-    samples: Annotated[int, Field(ge=0, le=20)] = 3
+    continuations: Annotated[int, Field(ge=0, le=20)] = 3
 
 
 class BaselinesSection(Section):

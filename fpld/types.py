@@ -28,6 +28,11 @@ LEAST_TOKENS = 16  # counted for a smaller vocabulary, beside which heads and ra
 MAX_SLOTS = 2**16  # as many points as the dither's interval has
 
 
+def run_id(key: bytes) -> bytes:
+    """Return a name of the run with this key that does not reveal it (16 bytes)."""
+    return hashlib.blake2b(b"run id", key=key, digest_size=16, person=b"fpld v1").digest()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """State what one node is to send in one round: all that encoder and decoder must agree on.
@@ -80,7 +85,7 @@ class Plan:
     @property
     def run_id(self) -> bytes:
         """Return a name of the run that does not reveal its key (16 bytes)."""
-        return hashlib.blake2b(b"run id", key=self.run_key, digest_size=16, person=b"fpld v1").digest()
+        return run_id(self.run_key)
 
     @property
     def digest(self) -> bytes:

@@ -68,10 +68,13 @@ class Output:
 
     @contextmanager
     def status(self) -> Iterator[None]:
-        """Show what is logged: a bar and the last line on a terminal, plain lines with the time elsewhere."""
+        """Show what is logged: a bar and the last line on a terminal, plain lines with the time elsewhere.
+
+        With --json only warnings, such as of a damaged file that was passed over: nothing is done in silence.
+        """
         console = Console(stderr=True)
         if self.json:
-            with listen(logging.NullHandler()):
+            with listen(Lines(console, logging.WARNING)):
                 yield
         elif console.is_terminal:
             columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")

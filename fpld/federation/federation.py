@@ -15,12 +15,13 @@ from fpld.errors import QuorumError
 from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
 from fpld.federation.progress import Progress, next_phase
-from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings, submit_samples
+from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings, submit_continuations
 from fpld.federation.state import commit, recall
 from fpld.federation.worth import measured, with_means
 from fpld.pace import show_seconds
 from fpld.protocol import Aggregator
 from fpld.storage.folder import RunFolder
+from fpld.types import run_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,12 +64,17 @@ class Federation:
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}
         self._carried = [0] * len(self.names)
-        self._samples: Future[list[dict[str, str]]] | None = None
+        self._continuations: Future[list[dict[str, str]]] | None = None
 
     @property
     def done(self) -> bool:
         """Return whether all rounds are closed."""
         return self.state.round >= self.setup.settings.rounds
+
+    @property
+    def run_id(self) -> str:
+        """Return the run's id, as it is in every plan and in what the nodes keep."""
+        return run_id(self.setup.settings.run_key).hex()
 
     @property
     def names(self) -> Sequence[str]:
@@ -127,7 +133,7 @@ class Federation:
             state, info = close_round(self.setup, self.state, self.aggregator, self._phase)
         except QuorumError as error:
             raise QuorumError("; ".join([str(error), *map(str, absent)])) from None
-        self._samples = submit_samples(self.setup, state)
+        self._continuations = submit_continuations(self.setup, state)
         self._phase("evaluating")
         self._closed = state, info.line | {"absent": [asdict(absence) for absence in absent]}
         return info.combined
@@ -141,12 +147,12 @@ class Federation:
         ]
         line = line | measured(heldout) | {"refused": [*line["refused"], *refused]}
         line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
-        line = line | {"samples": [] if self._samples is None else self._samples.result()}
+        line = line | {"continuations": [] if self._continuations is None else self._continuations.result()}
         line = line | {"seconds": self._progress.seconds}
         trace = with_means([*self.trace, line], self.names)
         # Which round is best is asked of held-out text, which a promise does not cover: then it is the last.
         asked = trace if self.setup.config.privacy is None else trace[-1:]
-        keep_best(self.store.path, state.student, asked, like=self.setup.base)
+        keep_best(self.store.path, state.student, asked, like=self.setup.base, run=self.identity)
         commit(self.store, state, trace, run=self.identity)
         self.state, self.trace, line = state, trace, trace[-1]
         self._progress.phase("closed")

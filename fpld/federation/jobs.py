@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from fpld.codecs.prior import ranges
 from fpld.data import load_tokenizer
 from fpld.errors import InputError
+from fpld.federation.continuations import prompts, write_continuations
 from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
 from fpld.federation.private import train
-from fpld.federation.samples import prompts, write_samples
 from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
 from fpld.pace import before
@@ -81,13 +81,15 @@ def _written(blocks: Iterable[Block], file: BinaryIO) -> Iterator[Block]:
         yield block
 
 
-def samples(base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int) -> list[dict[str, str]]:
-    """Let a student go on from a few pieces of the public text: `fpld.federation.samples`."""
+def continuations(
+    base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int
+) -> list[dict[str, str]]:
+    """Let a student go on from a few pieces of the public text: `fpld.federation.continuations`."""
     student = open_student(base, state)
     words = load_tokenizer(tokenizer, vocab=student.vocab)
     texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
     with before("noting them"):
-        return write_samples(student, words, texts, seed=seed)
+        return write_continuations(student, words, texts, seed=seed)
 
 
 def finetune(
@@ -114,11 +116,11 @@ def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> li
         return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
 
 
-def evaluate_own(folder: Path, heldout: Path, length: int) -> list[dict[str, float | None]]:
-    """Return the loss of each node's own models on its own held-out text; `folder` has a folder for each node."""
+def evaluate_own(folder: Path, heldout: Path, length: int, run: str) -> list[dict[str, float | None]]:
+    """Return the loss of each node's own models of a run on its held-out text; `folder` has a folder for each node."""
     texts, _ = read_arrays(heldout)
     with before("noting their losses"):
-        return [own_losses(folder / str(i), texts[str(i)], length) for i in range(len(texts))]
+        return [own_losses(folder / str(i), texts[str(i)], length, run=run) for i in range(len(texts))]
 
 
 def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:

@@ -1,6 +1,7 @@
 """Models that are kept for their users: the best student of the rounds, and at a node the models of its own.
 
-No round depends on them: they are what `fpld generate`, `fpld evaluate` and `fpld export` work with.
+No round depends on them: they are what `fpld generate`, `fpld evaluate` and `fpld export` work with. Each says of
+which run it is.
 
 METHOD/best.safetensors             the student of the round with the lowest held-out loss
 METHOD/nodes/N/alone.safetensors    node N's model after its first round: the base, trained on its own text alone
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld import students
+from fpld.errors import InputError
 from fpld.federation.worth import common_sites
+from fpld.storage.arrays import read_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +31,10 @@ if TYPE_CHECKING:
 BEST, ALONE, OWN = "best.safetensors", "alone.safetensors", "own.safetensors"
 
 
-def keep_best(folder: Path, student: Arrays, trace: Sequence[Line], *, like: Path) -> None:
+def keep_best(folder: Path, student: Arrays, trace: Sequence[Line], *, like: Path, run: str) -> None:
     """Write the student of the last line of a trace if none of the rounds before was better."""
     if best_round(trace) == trace[-1]["round"]:
-        students.write_state(folder / BEST, student, like=like)
+        students.write_state(folder / BEST, student, like=like, run=run)
 
 
 def best_round(trace: Sequence[Line]) -> int:
@@ -50,8 +53,16 @@ def best_round(trace: Sequence[Line]) -> int:
     return int(trace[len(means) - 1 - int(np.argmin(means[::-1]))]["round"])
 
 
-def keep_own(folder: Path, round: int, model: Student) -> None:
+def keep_own(folder: Path, round: int, model: Student, *, run: str) -> None:
     """Write a node's own model after a round."""
-    model.save(folder / OWN)
+    model.save(folder / OWN, run=run)
     if round == 1:
-        model.save(folder / ALONE)
+        model.save(folder / ALONE, run=run)
+
+
+def read_of_run(path: Path, run: str) -> Arrays:
+    """Return the parameters of a model that was kept; one of another run is refused."""
+    state, said = read_arrays(path)
+    if said.get("run") != run:
+        raise InputError(f"{path} is not of this run: start the run anew")
+    return state

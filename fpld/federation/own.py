@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fpld.federation.keep import ALONE, OWN
+from fpld.federation.keep import ALONE, OWN, read_of_run
 from fpld.federation.training import heldout_losses, open_student
 
 if TYPE_CHECKING:
@@ -21,11 +21,18 @@ if TYPE_CHECKING:
 FILE = "own.json"
 
 
-def own_losses(folder: Path, text: np.ndarray[Any, Any], length: int) -> dict[str, float | None]:
-    """Return the loss of a node's model after its last round (`own`) and without the federation (`alone`)."""
+def own_losses(
+    folder: Path, text: np.ndarray[Any, Any], length: int, *, run: str | None = None
+) -> dict[str, float | None]:
+    """Return the loss of a node's model after its last round (`own`) and without the federation (`alone`).
+
+    With `run` given, models of another run are refused.
+    """
     found: dict[str, float | None] = {}
     for name, file in (("own", OWN), ("alone", ALONE)):
         path = folder / file
+        if run is not None and path.exists():
+            read_of_run(path, run)
         found[name] = heldout_losses(open_student(path), [text], length)[0] if path.exists() else None
     return found
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
-from fpld.federation.keep import BEST
+from fpld.federation.keep import BEST, read_of_run
 from fpld.federation.state import TRACE
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
     table = [*others, federation_row("fpld", federation)]
     students.write_state(setup.run.path / "student.safetensors", federation.state.student, like=setup.base)
     if federation.store.has(BEST):
-        setup.run.write("student-best.safetensors", (federation.store.path / BEST).read_bytes())
+        best = read_of_run(federation.store.path / BEST, federation.identity)
+        students.write_state(setup.run.path / "student-best.safetensors", best, like=setup.base)
     setup.run.write(TRACE, (federation.store.path / TRACE).read_bytes())
     setup.run.write_json("result.json", table)
     return table

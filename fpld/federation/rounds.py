@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld import students
@@ -131,15 +132,15 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     return State(student, *aggregator.state(), target), Info(combined, line)
 
 
-def submit_samples(setup: Setup, state: State) -> Future[list[dict[str, str]]] | None:
+def submit_continuations(setup: Setup, state: State) -> Future[list[dict[str, str]]] | None:
     """Let the student of a state write a few lines, while others evaluate it; None if none are asked for."""
     run, folder = setup.config.run, setup.run.path
-    if not run.samples:
+    if not run.continuations:
         return None
     subject = Subject(setup.method, state.round, "student")
     files = folder / "tokenizer.json", folder / PUBLIC
-    asked: tuple[Any, ...] = setup.base, state.student, *files, run.samples, run.seed
-    return setup.pool.submit(run_on, subject, jobs.samples, *asked)
+    write = partial(jobs.continuations, setup.base, state.student, *files, run.continuations, run.seed)
+    return setup.pool.submit(run_on, subject, write)
 
 
 def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:

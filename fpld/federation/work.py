@@ -77,7 +77,7 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"", secret: boo
         spent = train(student, [place.text], part.promise, seed=seed, secret=secret, **how)
     if spent is not None:
         note_spent(place.folder, node.round, spent)
-    keep_own(place.folder, node.round, student)
+    keep_own(place.folder, node.round, student, run=run)
     with before("sending them"):
         node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" else student.state(), run)

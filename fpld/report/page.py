@@ -37,7 +37,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 def run_section(run: Run, key: str) -> str:
     """Return the part of a page that shows a run, finished or not; `key` begins the ids of its tables."""
-    samples = tables.sample_rows(run)
+    continuations = tables.continuation_rows(run)
     return environment().get_template("run.html.j2").render(
         run=run,
         id=key,
@@ -45,8 +45,8 @@ def run_section(run: Run, key: str) -> str:
         charts=run_charts(run),
         nodes=tables.filled(tables.node_rows(run)),
         privacy=[row.model_dump() for row in run.privacy],
-        samples=[row for row in samples if row["round"] == samples[0]["round"]],
-        earlier=[row for row in samples if row["round"] != samples[0]["round"]],
+        continuations=[row for row in continuations if row["round"] == continuations[0]["round"]],
+        earlier=[row for row in continuations if row["round"] != continuations[0]["round"]],
         incidents=tables.incident_rows(run),
         results=tables.result_rows([run]),
         rounds=tables.filled(tables.round_rows(run)),

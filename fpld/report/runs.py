@@ -44,7 +44,7 @@ class Incident(_Read):
         return {"reason": value} if isinstance(value, str) else value
 
 
-class Sample(_Read):
+class Continuation(_Read):
     """A few public words, and how the student of a round goes on from them."""
 
     prompt: Annotated[str, Field(max_length=_LONGEST)]
@@ -74,7 +74,7 @@ class Line(_Read):
     bandwidth_upper: float | None = None
     bandwidth_lower: float | None = None
     conditions: dict[str, bool] | None = None
-    samples: list[Sample] = []
+    continuations: list[Continuation] = []
     refused: list[Incident] = []
     absent: list[Incident] = []
     seconds: dict[str, float | list[float | None]] = {}

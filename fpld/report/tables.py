@@ -174,12 +174,12 @@ def allocation_rows(run: Run) -> list[Row]:
     ]
 
 
-def sample_rows(run: Run) -> list[Row]:
+def continuation_rows(run: Run) -> list[Row]:
     """Return what the student of each round has written, the last round first."""
     return [
-        {"round": line.round, "prompt": sample.prompt, "the student goes on": sample.text}
+        {"round": line.round, "prompt": text.prompt, "the student goes on": text.text}
         for line in reversed(run.trace)
-        for sample in line.samples
+        for text in line.continuations
     ]
 
 

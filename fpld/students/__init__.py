@@ -40,9 +40,9 @@ def read_state(path: str | Path) -> dict[str, np.ndarray]:
     return read_arrays(path)[0]
 
 
-def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | Path) -> None:
+def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | Path, **said: str) -> None:
     """Write a student with these parameters, of the kind and configuration of the one in the file `like`."""
-    write_arrays(path, state, read_arrays(like)[1])
+    write_arrays(path, state, {**read_arrays(like)[1], **said})
 
 
 __all__ = [

@@ -265,10 +265,10 @@ class Student(ABC):
         other._set_state(self.state())
         return other
 
-    def save(self, path: str | Path) -> None:
-        """Write the student to a safetensors file; its configuration is in the metadata."""
+    def save(self, path: str | Path, **said: str) -> None:
+        """Write the student to a safetensors file; its configuration is in the metadata, with what is said besides."""
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
-        write_arrays(path, self.state(), {"kind": self.kind, "version": VERSION, "config": config})
+        write_arrays(path, self.state(), {"kind": self.kind, "version": VERSION, "config": config, **said})
 
     def check_tokenizer(self, tokenizer: "Tokenizer") -> None:  # noqa: B027  # most kinds have none of their own
         """Refuse a tokenizer that is not the one that the model was made with, if it has one."""

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs/reliability.md"
+RESULTS = ROOT / "docs/results/reliability.json"
 
 
 class Row(NamedTuple):
@@ -208,12 +210,16 @@ AGGREGATOR = (
         ),
     ),
     Row(
-        "a torn, flipped, empty or foreign checkpoint",
+        "a torn, flipped, empty or foreign checkpoint, or any other file that a run reads again",
         "found by its digest; the one before is used, with a message",
         (
             DISKS + "test_every_flipped_bit_of_a_state_is_found",
             DISKS + "test_a_run_goes_on_identically_from_the_file_before",
             DISKS + "test_the_checkpoint_of_another_run_is_refused",
+            DISKS + "test_what_a_run_makes_once_is_sealed",
+            DISKS + "test_another_number_in_the_trace_is_found",
+            DISKS + "test_models_that_are_kept_are_of_this_run",
+            CRASH + "test_a_damaged_file_gives_the_same_result_or_an_error",
         ),
     ),
     Row(
@@ -348,10 +354,47 @@ FUZZ = """\
 ## Fuzzing
 
 `make fuzz` (`python -m tests.fuzz --minutes 30`) tries hostile frames, payloads of every codec with right checksums,
-protocol events in any order against a count of their own, tasks, files, folders of runs, configurations, command lines
-and requests; with `--bounds` the kernels check every index. Only typed errors may come of them. What it tried is
-printed; an example is named by target, seed and number. A slice of each is in `tests/fuzz/test_fuzz.py`.
+protocol events in any order against a count of their own, tasks, replies over Flower, files, folders of runs that are
+shown and resumed, configurations, command lines and requests; with `--bounds` the kernels check every index. Only typed
+errors may come of them, and nothing damaged may be used in silence. What it tried is printed; an example is named by
+target, seed and number. A slice of each is in `tests/fuzz/test_fuzz.py`, one with bounds checks too.
 """
+KILLS = """\
+## Killed and damaged runs
+
+`python -m benchmarks.kill_and_resume` kills runs (n-gram students, two worker processes, FedAvg beside) with SIGKILL at
+random moments, together with their workers, and resumes them; with `--damage` one file of a stopped run is changed:
+some bits flipped, its end cut off, emptied, or that of a run with another seed in its place. Students, table and trace
+are compared with those of an undisturbed run, bit for bit.
+"""
+ATTACKS = """\
+## Attacks on a real deployment
+
+`python -m benchmarks.deployment_attacks` starts a SuperLink with TLS and node authentication, an aggregator and nodes
+on loopback, as [deploy.md](deploy.md) does. One registered node attacks in every round; others try to get in.
+"""
+
+
+def measured() -> list[str]:
+    """Return the sections with figures, which are kept in docs/results/reliability.json with their commands."""
+    found = json.loads(RESULTS.read_text())
+    parts = ["", FUZZ, _ran(found["fuzz"]), "| tried | number |", "|---|---|"]
+    parts += [f"| {name} | {count:,} |" for name, count in found["fuzz"]["counts"].items()]
+    parts += [f"| **failures** | **{found['fuzz']['failures']}** |", "", KILLS]
+    for name in ("kills", "damage"):
+        if name in found:
+            parts += [f"- {_ran(found[name])} **{found[name]['result']}**"]
+    if "attacks" in found:
+        parts += ["", ATTACKS, _ran(found["attacks"]), "| attack | what happened | |", "|---|---|---|"]
+        parts += [
+            f"| {row['attack']} | {row['happened'].replace('|', '/')} | {'held' if row['held'] else '**not held**'} |"
+            for row in found["attacks"]["rows"]
+        ]
+    return parts
+
+
+def _ran(found: dict[str, Any]) -> str:
+    return f"`{found['command']}` at {found['commit']} ({found['where']}):\n"
 
 
 def page() -> str:
@@ -364,7 +407,7 @@ def page() -> str:
             tests = "<br>".join(f"`{test}`" for test in row.tests)
             promise = f"{row.promise}. Not tested: {row.without}" if row.without else row.promise
             parts.append(f"| {number} | {row.fault} | {promise} | {tests} |")
-    return "\n".join(parts) + "\n\n" + FUZZ
+    return "\n".join([*parts, *measured()]) + "\n"
 
 
 if __name__ == "__main__":

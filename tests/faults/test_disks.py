@@ -17,12 +17,14 @@ from fpld.engines.local.engine import LocalEngine
 from fpld.engines.pool import Inline
 from fpld.errors import InputError
 from fpld.federation.federation import Federation
+from fpld.federation.jobs import evaluate_own
+from fpld.federation.keep import read_of_run
 from fpld.federation.prepare import prepare
 from fpld.federation.state import CHECKPOINT
 from fpld.federation.work import STATE
 from fpld.storage.arrays import MAX_HEADER, dump_arrays, read_arrays, write_arrays
 from fpld.storage.files import write_atomic
-from fpld.storage.folder import RunFolder
+from fpld.storage.folder import HELDOUT, RunFolder
 from fpld.storage.kept import previous, read_kept, recall_kept, write_kept
 from fpld.storage.seals import SEALS
 
@@ -246,3 +248,35 @@ def test_a_model_whose_bits_have_changed_is_not_opened(tmp_path: Path) -> None:
         read_arrays(path)
     path.write_bytes(dump_arrays(ARRAYS, {"kind": "ngram"}))  # another program's file has no digest
     assert read_arrays(path)[1] == {"kind": "ngram"}
+
+
+def test_with_json_too_a_damaged_state_is_said(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = config_file.parent / "run"
+    text = config_file.read_text().replace("rounds = 3", "rounds = 2").replace("steps = 60", "steps = 2")
+    config_file.write_text(text + "\n[baselines]\nmethods = []\n")
+    command = ["run", str(config_file), "--out", str(out), "--json"]
+    assert main(command) == 0
+    first = capsys.readouterr()
+    assert first.err == ""
+    flip(out / "fpld" / CHECKPOINT, 8 * 3000)
+    assert main([*command, "--resume"]) == 0
+    again = capsys.readouterr()
+    assert "going on from the one before it" in again.err
+    assert again.out == first.out
+
+
+@pytest.mark.parametrize("file", ["nodes/1/own.safetensors", "nodes/1/alone.safetensors", "best.safetensors"])
+def test_models_that_are_kept_are_of_this_run(file: str, config_file: Path) -> None:
+    """They go into own.json, the ensemble and student-best: another run's would be used in silence."""
+    run, engine = federation(config_file)
+    other, others = federation(config_file, out="another", seed=6)
+    run.advance(engine)
+    other.advance(others)
+    name = run.identity if file == "best.safetensors" else run.run_id
+    assert read_of_run(run.store.path / file, name)
+    shutil.copy(other.store.path / file, run.store.path / file)
+    with pytest.raises(InputError, match="is not of this run"):
+        read_of_run(run.store.path / file, name)
+    if file != "best.safetensors":
+        with pytest.raises(InputError, match="is not of this run"):
+            evaluate_own(run.store.path / "nodes", run.setup.run.path / HELDOUT, 16, run.run_id)

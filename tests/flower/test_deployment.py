@@ -6,84 +6,22 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from fpld.engines.flower.processes import free_port
 from fpld.engines.local.run import run
 from fpld.seeds import derive_key
 from fpld.storage.folder import RunFolder
-from tests.flower.conftest import NAMES, Deployment
+from tests.flower.conftest import NAMES
+from tests.flower.machines import Machines, rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
-
-
-class Machines:
-    """The programs of a deployment, all in a home and a folder for temporary files of their own."""
-
-    def __init__(self, folder: Path, *changes: tuple[str, str]) -> None:
-        address = f"127.0.0.1:{free_port()}"
-        changes += (("wait = 0.2", f'wait = 90.0\naddress = "{address}"'),)
-        self.folder, self.deployment = folder, Deployment(folder, changes, address=address)
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        for name in ("home", "temporary"):
-            (folder / name).mkdir()
-
-    def start(self, name: str, *arguments: object) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "temporary")}
-        with (self.folder / f"{name}.out").open("ab") as output:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", "fpld", *map(str, arguments)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        return self.running[name]
-
-    def node(self, name: str) -> None:
-        self.start(name, "node", self.folder / "nodes" / name / "node.toml")
-
-    def aggregator(self, *more: str) -> None:
-        self.start("aggregator", "aggregator", self.deployment.file, "--out", self.folder / "flower", *more)
-
-    def said(self, name: str) -> str:
-        return (self.folder / f"{name}.out").read_text()
-
-    def wait_for(self, what: Callable[[], object], seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not what():
-            assert time.monotonic() < end, {name: self.said(name)[-3000:] for name in self.running}
-            time.sleep(0.1)
-
-    def processes(self, *, holding: str = "") -> list[int]:
-        """Find all processes of this deployment by their environment, wherever they hang in the tree."""
-        mark, found = f"HOME={self.folder}/home".encode(), []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                identity = int(entry.name)
-                if mark in (entry / "environ").read_bytes() and holding.encode() in (entry / "cmdline").read_bytes():
-                    found.append(identity)
-        return found
-
-    def end(self, name: str) -> int:
-        self.running[name].terminate()
-        return self.running.pop(name).wait(40)
-
-    def clean_up(self) -> None:
-        for process in self.running.values():
-            process.terminate()
-        for process in self.running.values():
-            process.wait(40)
-        self.wait_for(lambda: not self.processes(), 20)
 
 
 @pytest.fixture
@@ -99,11 +37,6 @@ def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
         for identity in each.processes():  # only if a test has failed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(identity, signal.SIGKILL)
-
-
-def rounds(machines: Machines) -> list[dict[str, Any]]:
-    file = machines.folder / "flower/fpld/trace.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machines]) -> None:

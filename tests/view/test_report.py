@@ -21,7 +21,7 @@ from fpld.report.chart import COLOURS
 from fpld.report.charts import bandwidth_by_round, comparison_charts, run_charts
 from fpld.report.page import SCRIPTS, asset, report_page
 from fpld.report.runs import find_runs, read_run
-from fpld.report.tables import difference_rows, node_rows, sample_rows
+from fpld.report.tables import continuation_rows, difference_rows, node_rows
 from tests.view.conftest import EVIL, EVIL_PATH, EVIL_SCRIPT
 
 
@@ -274,9 +274,9 @@ def test_the_bracket_says_whether_its_conditions_hold(finished: Path) -> None:
 def test_the_report_shows_what_students_wrote_and_who_was_at_work(finished: Path) -> None:
     run = read_run(finished)
     page = report_page([run])
-    for sample in run.trace[-1].samples:
+    for sample in run.trace[-1].continuations:
         assert escape(sample.prompt) in page
-    rows = sample_rows(run)
+    rows = continuation_rows(run)
     assert [row["round"] for row in rows] == [2, 2, 2, 1, 1, 1]
     times = [pair for line in run.trace for pair in zip(line.work, line.answers, strict=True)]
     assert all(work and answer and 0 < work <= answer for work, answer in times)

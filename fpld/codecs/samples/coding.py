@@ -86,7 +86,8 @@ def _search(held: list[Piece], plan: Plan) -> tuple[int, Material, bytes]:
     contexts = sum(len(rows) for rows, *_ in held)
     budget = plan.budget_bytes * contexts // plan.contexts
     some = slice(max(_SOME // plan.vocab, 1))
-    _, logits, prior = held[0]
+    rows, logits, prior = held[0]
+    _check.finite(logits, rows.start)
     least = guess = _guess(logits[some], prior[some], plan.bits)
     while True:
         least = max(least - _FINER, 0)

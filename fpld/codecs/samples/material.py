@@ -47,6 +47,7 @@ class Material:
 
     def add(self, rows: range, logits: Reals, prior: Eighths) -> None:
         """Take the next contexts; refuse NaN and infinities."""
+        logits = _single_or_double(logits)
         tops = logits.max(axis=1)
         if not (np.isfinite(tops).all() and np.isfinite(logits.min())):  # both pass NaN on
             _check.finite(logits, rows.start)
@@ -56,7 +57,7 @@ class Material:
             self._room = tuple(np.empty(logits.size, kind) for kind in (np.int32, np.int32, np.float32, np.uint32))
         packed, tokens, values, drawn = self._room
         counts = np.zeros((len(rows), 2), np.int64)
-        source = keys_of(self.plan, rows), _single_or_double(logits), tops, prior.ravel(), totals, TABLE
+        source = keys_of(self.plan, rows), logits, tops, prior.ravel(), totals, TABLE
         room = self._chances, self._lanes, self._scratch
         scale = 1 / grid.step_size(self.finest), self._ratios, LOGS
         _collect(*source, *scale, self._sieve, *room, packed, tokens, values, drawn, counts)

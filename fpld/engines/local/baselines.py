@@ -12,7 +12,7 @@ from fpld import students
 from fpld.engines.local.engine import evaluation, federate
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
-from fpld.federation.keep import OWN
+from fpld.federation.keep import OWN, read_of_run
 from fpld.federation.prepare import prepare
 from fpld.federation.private import promised
 from fpld.federation.result import federation_row, measured_row
@@ -56,8 +56,9 @@ class Bench(NamedTuple):
 
     def models(self) -> list[Arrays]:
         """Return the nodes' models as they were after their last training, when the federation has ended."""
-        folder = self.federation.result().store.path
-        return [students.read_state(folder / f"nodes/{node}/{OWN}") for node in range(len(self.config.nodes))]
+        federation = self.federation.result()
+        files = [federation.store.path / f"nodes/{node}/{OWN}" for node in range(len(self.config.nodes))]
+        return [read_of_run(file, federation.run_id) for file in files]
 
     def train(self, index: int, state: Arrays | None, steps: int, seed: int, rate: float | None) -> Future[Any]:
         """Fine-tune a node's model on the node's text."""
@@ -145,7 +146,7 @@ def float32_variant(config: Config) -> Config:
     nodes = [node.model_copy(update=limits) for node in config.nodes]
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"samples": 0}),
+            "run": config.run.model_copy(update={"continuations": 0}),
             "nodes": nodes,
             "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
             "budget": config.budget.model_copy(update={"total": None, "context_total": None}),

@@ -57,7 +57,7 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             lanes.allow(count)
             rows = base(bench)
             nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
-            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length)
+            own = lanes.lane(0).submit(jobs.evaluate_own, nodes, heldout, config.probe.length, federation.run_id)
             for future in others:
                 rows += future.result()
             write_own(store, federation.names, own.result())
@@ -69,7 +69,7 @@ def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     nodes, rounds = len(config.nodes), config.run.rounds
     plain = rounds * (nodes + 2)
-    federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.samples > 0))
+    federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.continuations > 0))
     averaging = sum(1 + nodes * count for count in config.baselines.rounds or [rounds])
     each = {
         "alone": nodes if rounds == 1 else 2 * nodes,

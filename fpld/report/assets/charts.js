@@ -85,7 +85,7 @@ const fpldCharts = (() => {
       width, height: 300, marginLeft: 56, marginTop: 34, marginBottom: 38, style: { background: "transparent", fontSize: "12px" },
       ...(grouped ? { fx: { ...across, padding: 0.15 }, x: { axis: null, domain: names } }
         : { x: band ? { ...across, type: stack.length ? "band" : "point" } : { ...across, type: spec.x.scale, ticks: spec.x.scale === "log" ? logTicks(values("x"), 4) : 5 } }),
-      y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", tickFormat: write[spec.y.unit], ...(spec.y.scale === "log" ? { ticks: logTicks([...values("y"), ...values("low")], 4) } : {}) },
+      y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", zero: new Set(values("y")).size === 1 && spec.y.scale !== "log", tickFormat: write[spec.y.unit], ...(spec.y.scale === "log" ? { ticks: logTicks([...values("y"), ...values("low")], 4) } : {}) },
       color: { legend: false },
       marks,
     });

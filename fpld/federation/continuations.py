@@ -25,7 +25,7 @@ _WINDOW = 64  # tokens of public text that a prompt is cut from
 
 def prompts(public: np.ndarray[Any, Any], tokenizer: Tokenizer, *, count: int, seed: int) -> list[str]:
     """Return the beginnings of lines, or else of words, at random places of a public text."""
-    rng = np.random.default_rng(derive_seed(seed, "samples"))
+    rng = np.random.default_rng(derive_seed(seed, "continuations"))
     starts = rng.integers(max(len(public) - _WINDOW, 1), size=count)
     return [_beginning(tokenizer.decode(public[start : start + _WINDOW])) for start in starts]
 
@@ -45,12 +45,12 @@ def _beginning(text: str) -> str:
     return " ".join(text.split()[1:-1][:WORDS]) or text
 
 
-def write_samples(student: Student, tokenizer: Tokenizer, texts: list[str], *, seed: int) -> list[dict[str, str]]:
+def write_continuations(student: Student, tokenizer: Tokenizer, texts: list[str], *, seed: int) -> list[dict[str, str]]:
     """Return each prompt and how the student goes on from it."""
     return [
         {
             "prompt": text,
             "text": continuation(student, tokenizer, text, tokens=TOKENS, seed=each, temperature=TEMPERATURE),
         }
-        for text, each in ((text, derive_seed(seed, "samples", i)) for i, text in enumerate(texts))
+        for text, each in ((text, derive_seed(seed, "continuations", i)) for i, text in enumerate(texts))
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from fpld.cli import main
 from fpld.data import ByteTokenizer
-from fpld.federation.samples import TOKENS, WORDS, prompts
+from fpld.federation.continuations import TOKENS, WORDS, prompts
 from fpld.students import load
 from fpld.students.generate import continuation
 from tests.federation.conftest import WORDS as TEXTS
@@ -27,24 +27,24 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_samples_change_no_result(config_file: Path, tmp_path: Path) -> None:
+def test_continuations_change_no_result(config_file: Path, tmp_path: Path) -> None:
     text = config_file.read_text() + '\n[baselines]\nmethods = ["float32"]\n'
-    for name, key in (("with", ""), ("without", "samples = 0")):
+    for name, key in (("with", ""), ("without", "continuations = 0")):
         config_file.write_text(text.replace("seed = 5", f"seed = 5\n{key}"))
         assert main(["run", str(config_file), "--out", str(tmp_path / name), "--json"]) == 0
     for file in ("student.safetensors", "student-best.safetensors", "result.json"):
         assert (tmp_path / "with" / file).read_bytes() == (tmp_path / "without" / file).read_bytes()
     for one, other in zip(lines(tmp_path / "with"), lines(tmp_path / "without"), strict=True):
-        assert len(one.pop("samples")) == 3
-        assert other.pop("samples") == []
+        assert len(one.pop("continuations")) == 3
+        assert other.pop("continuations") == []
         assert one.pop("seconds").keys() == other.pop("seconds").keys()
         assert one == other
 
 
-def test_samples_are_by_the_student_of_their_round(config_file: Path, tmp_path: Path) -> None:
+def test_continuations_are_by_the_student_of_their_round(config_file: Path, tmp_path: Path) -> None:
     config_file.write_text(config_file.read_text() + "\n[baselines]\nmethods = []\n")
     assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
-    first, second, third = (line["samples"] for line in lines(tmp_path / "out"))
+    first, second, third = (line["continuations"] for line in lines(tmp_path / "out"))
     asked = [[sample["prompt"] for sample in samples] for samples in (first, second, third)]
     assert asked[0] == asked[1] == asked[2]  # the same words in all rounds
     assert first != third  # and other students

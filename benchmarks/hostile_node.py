@@ -1,0 +1,196 @@
+"""A site that misbehaves: it trains as it should, and then answers with an attack of its own in every round.
+
+`benchmarks.deployment_attacks` starts it; its SuperNode loads `attack` in the place of our ClientApp.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.engines.flower.payload import FRAME, LETTER, TASK, pack, unpack
+from fpld.protocol.messages import Task
+from fpld.protocol.wire import CHECKSUM_BYTES, HEADER, _checksum
+from fpld.storage.files import write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from flwr.app import Context, Message, RecordDict
+
+ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n"
+HOME = "HOSTILE_HOME"  # a variable of the environment: the node's folder
+SLOW = "slow"  # a file that says how long, in seconds, the SuperNode keeps back what it has announced
+HUGE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What an attack has: the right reply's bytes, the node's secret, its folder, and the round."""
+
+    right: bytes
+    key: bytes
+    folder: Path
+    round: int
+
+    def kept(self, round: int) -> bytes:
+        """Return the right frame of a round before."""
+        return (self.folder / f"frame-{round}").read_bytes()
+
+
+def framed(frame: bytes) -> RecordDict:
+    """Return the content of a reply with a frame."""
+    return pack(frame=(frame, FRAME))
+
+
+def relabelled(scene: Scene, field: int, value: Any, key: bytes | None = None) -> RecordDict:
+    """Return the right frame with another field in its header, and a checksum made with the node's own key."""
+    fields = list(HEADER.unpack_from(scene.right))
+    fields[field] = value if value is not None else fields[field]
+    body = HEADER.pack(*fields) + scene.right[HEADER.size : -CHECKSUM_BYTES]
+    return framed(body + _checksum(body, scene.key if key is None else key))
+
+
+def flipped(scene: Scene) -> RecordDict:
+    """Flip a bit of the payload."""
+    frame = bytearray(scene.right)
+    frame[HEADER.size + 7] ^= 4
+    return framed(bytes(frame))
+
+
+def folded(_scene: Scene) -> RecordDict:
+    """Send 100 kB that stand for three gigabytes: one piece, named 30,000 times."""
+    from flwr.app import Array
+
+    deflate = Array.deflate
+
+    def folding(array: Array) -> bytes:
+        head, body = deflate(array).split(b"\x00", 1)
+        body = body.replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": [' + b"0, " * 30_000 + b"0]")
+        return head.rsplit(b" ", 1)[0] + f" {len(body)}".encode() + b"\x00" + body
+
+    setattr(Array, "deflate", folding)  # noqa: B010 - a method of another's
+    return framed(bytes(100_000))
+
+
+def pickled(scene: Scene) -> RecordDict:
+    """Send a pickle that would leave a file behind if anyone opened it."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (scene.folder / "pickle-ran",)
+
+    array = Array("object", (1,), "numpy.ndarray", pickle.dumps(np.array([Evil()], dtype=object)))
+    return RecordDict({"frame": ArrayRecord({"data": array})})
+
+
+def shouting(_scene: Scene) -> RecordDict:
+    """Fail with a text of 1.5 MB that would clear a terminal and change its title."""
+    raise RuntimeError(ESCAPES + "x" * 1_500_000)
+
+
+def slow(scene: Scene) -> RecordDict:
+    """Let the SuperNode announce the reply, and keep its pieces back."""
+    (scene.folder / SLOW).write_text("200")
+    return framed(scene.right)
+
+
+def evaluated(**changes: Any) -> Callable[[Scene], RecordDict]:
+    """Return an attack on an evaluation: the right letter with other values, and a right tag."""
+    from fpld.engines.flower.identity import Letter, write_letter
+
+    def change(scene: Scene) -> RecordDict:
+        key = changes.get("key", scene.key)
+        told = {name: value for name, value in changes.items() if name != "key"}
+        return pack(letter=(write_letter(key, {**Letter.parse(scene.right).body, **told}), LETTER))
+
+    return change
+
+
+TRAIN: Mapping[str, Callable[[Scene], RecordDict]] = {
+    "a flipped bit in the frame": flipped,
+    "the frame of an earlier round": lambda scene: framed(scene.kept(1)),
+    "a frame of another run, with a right tag": lambda scene: relabelled(scene, 3, bytes(16)),
+    "a frame coded against another plan or prior, with a right tag": lambda scene: relabelled(scene, 10, bytes(32)),
+    "a frame in another node's name, with a right tag": lambda scene: relabelled(scene, 5, 0),
+    "a right frame under another key": lambda scene: relabelled(scene, 0, None, key=bytes(32)),
+    "a frame 100 kB over its budget": lambda scene: framed(scene.right + bytes(100_000)),
+    "a pickle in the place of a frame": pickled,
+    "an error text of 1.5 MB with escape sequences": shouting,
+    "a reply of 64 MiB": lambda _scene: framed(np.random.default_rng(0).bytes(HUGE)),
+    "a piece named 30,000 times (3 GB from 100 kB)": folded,
+    "a reply that is announced and never whole": slow,
+}
+"""What is sent in the place of a frame: one a round, in this order."""
+EVALUATE: Mapping[str, Callable[[Scene], RecordDict]] = {
+    '"tokens": true in an evaluation': evaluated(tokens=True),
+    "a loss of 4000": evaluated(loss=4000.0),
+    "an evaluation of another round": evaluated(round=99),
+    "an evaluation with another key": evaluated(key=bytes(32)),
+    "a huge name for a field": evaluated(**{ESCAPES + "y" * 50_000: 1}),
+}
+"""What is sent in the place of an evaluation, in the first rounds."""
+JOIN = "a name with escape sequences"
+
+
+def attack(message: Message, context: Context) -> Message:
+    """Answer as our ClientApp does, with what this round's attack makes of it."""
+    from flwr.app import Message as Reply
+
+    from fpld.engines.flower.client import client_app, home_of
+    from fpld.engines.flower.identity import Letter, write_letter
+
+    reply, home = client_app()(message, context), home_of(context)
+    letter = Letter.parse(unpack(message.content, "letter", LETTER)).body
+    key, kind = home.secret(bytes.fromhex(letter["session"])), message.metadata.message_type
+    if kind == "query.join":
+        if (home.folder / "joined").exists():
+            return reply
+        (home.folder / "joined").touch()
+        body = Letter.parse(unpack(reply.content, "letter", LETTER)).body
+        return Reply(pack(letter=(write_letter(key, {**body, "name": ESCAPES + "south"}), LETTER)), reply_to=message)
+    name, stype = ("frame", FRAME) if kind == "train" else ("letter", LETTER)
+    round = Task.from_bytes(unpack(message.content, "task", TASK)).plan.round if kind == "train" else letter["round"]
+    scene = Scene(unpack(reply.content, name, stype), key, home.folder, round)
+    if kind == "train":
+        (home.folder / f"frame-{round}").write_bytes(scene.right)
+    attacks = list((TRAIN if kind == "train" else EVALUATE).values())
+    return Reply(attacks[round - 1](scene), reply_to=message) if round <= len(attacks) else reply
+
+
+def pin() -> None:
+    """Let this process of Flower's load `attack`, and keep replies back where that is asked for."""
+    from flwr.clientapp import utils
+
+    utils.get_load_client_app_fn = lambda *_served, **_named: lambda *_app: attack  # type: ignore[assignment]
+    if "supernode" not in Path(sys.argv[0]).name:
+        return
+    from flwr.supernode import start_client_internal as node
+
+    name, mark = "push_object_contents_from_iterable", Path(os.environ[HOME]) / SLOW
+    push = getattr(node, name)
+
+    def keep_back(contents: Any, **named: Any) -> None:
+        if mark.exists():
+            seconds = float(mark.read_text())
+            mark.unlink()
+            time.sleep(seconds)
+            return
+        push(contents, **named)
+
+    setattr(node, name, keep_back)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return what a SuperNode's environment must have so that all its processes call `pin`."""
+    write_atomic(folder / "sitecustomize.py", b"from benchmarks.hostile_node import pin\n\npin()\n")
+    root = str(Path(__file__).parent.parent)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), root]), HOME: str(folder.parent.parent)}
