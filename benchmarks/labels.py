@@ -36,7 +36,7 @@ from fpld.federation.keep import OWN
 from fpld.federation.probes import PROBE, PUBLIC
 from fpld.federation.training import heldout_losses, open_student
 from fpld.protocol.combine import combine
-from fpld.protocol.replies import Replies
+from fpld.protocol.replies import Replies, Silent
 from fpld.registry import codecs
 from fpld.report.figures import save_figure
 from fpld.rules import MIXTURE
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from fpld.protocol.replies import Sample
     from fpld.rules.target import Target
 
     Row = dict[str, Any]
@@ -87,15 +86,6 @@ class Case(NamedTuple):
     def name(self) -> Name:
         """Return what its row begins with."""
         return self.run.resolve().name, self.codec, self.megabytes
-
-
-class Silent:
-    """An observer that wants nothing."""
-
-    samples = squares = False
-
-    def look(self, sample: Sample) -> None:
-        """Look at nothing."""
 
 
 def contexts_for(codec: str, size: float, nodes: int, vocab: int, most: int) -> int:

@@ -226,6 +226,22 @@ class TrainSection(Section):
         return self.rate + (self.last_rate - self.rate) * (round - 1) / (rounds - 1)
 
 
+class PrivacySection(Section):
+    """[privacy]: what nodes promise about each unit of their text, over all rounds (`fpld.privacy`).
+
+    A `unit` is a window of tokens, or a document with those of its group. In a step `batch` units take part on average
+    (without it: the student's batch), each with at most `windows` of its windows, and the norm of its gradient is
+    clipped to `clip`.
+    """
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    unit: Literal["window", "document"] = "document"
+    clip: Positive = 1.0
+    batch: Count | None = None
+    windows: Count = 8
+
+
 class EngineSection(Section):
     """[engine]: what moves the bytes, and how many node processes work at a time."""
 
@@ -260,6 +276,7 @@ class Config(Section):
     base: TrainSection | None = None
     local: TrainSection
     distill: TrainSection
+    privacy: PrivacySection | None = None
     baselines: BaselinesSection = BaselinesSection()
     engine: EngineSection = EngineSection()
     flower: FlowerSection | None = None

@@ -11,6 +11,7 @@ from fpld._check import printable
 from fpld.cli import (
     aggregator,
     allocate,
+    audit,
     bench,
     bounds,
     certs,
@@ -46,6 +47,7 @@ COMMANDS = {
     "dashboard": dashboard,
     "generate": generate,
     "evaluate": evaluate,
+    "audit": audit,
     "export": export,
     "data": data,
     "reproduce": reproduce,

@@ -13,6 +13,7 @@ from fpld.data.fetch import ARCHIVES, cache_folder
 from fpld.errors import FpldError, InputError
 from fpld.federation.budgets import configured
 from fpld.federation.texts import deal, first_documents, read_corpus
+from fpld.privacy.accounting import library as accounting_library
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import rules
 from fpld.rules.base import configured as configured_rule
@@ -47,7 +48,8 @@ class Check:
 
     def findings(self) -> list[Finding]:
         """Return everything that was found, in the order of the sections."""
-        return [*self._texts(), *self._tokenizer(), *self._students(), *self._rule(), *self._budget()]
+        found = [*self._texts(), *self._tokenizer(), *self._students(), *self._rule(), *self._budget()]
+        return found if self._config.privacy is None else [*found, *self._privacy()]
 
     def _texts(self) -> Iterator[Finding]:
         config = self._config
@@ -120,7 +122,40 @@ class Check:
             size = sum(document.size + len(data.tokenize.SEPARATOR) for document in side)
             if size <= length:  # a token is a byte or more
                 raise InputError(f"its {what} text has {size} bytes, no more than a context of {length} tokens")
+        self._units(config, sides[0], single=len(documents) == 1)
         return f"{len(documents)} documents, {sum(document.size for document in documents):,} bytes"
+
+    @staticmethod
+    def _units(config: Config, training: list[Document], *, single: bool) -> None:
+        """Refuse a text with fewer units than take part in a step; of windows only the most there can be is known."""
+        terms, student = config.privacy, config.nodes[0].student or config.student
+        if terms is None or not hasattr(student.settings, "length"):
+            return
+        most = 1 if single else len({document.group or document.name for document in training})
+        if terms.unit == "window":
+            most = sum(-(-document.size // (student.settings.length + 1)) + 1 for document in training)
+        batch = terms.batch or student.settings.batch
+        if most < batch:
+            raise InputError(
+                f"its text has {'at most ' if terms.unit == 'window' else ''}{most} {terms.unit}s to train on, and "
+                f"privacy.batch asks for {batch} in a step: give it more text, or a smaller batch"
+            )
+
+    def _privacy(self) -> Iterator[Finding]:
+        """Check that all students can be trained privately, and that privacy can be accounted for."""
+        config = self._config
+        for key, choice in self._choices():
+            found, _ = _tried(key, partial(student_class, choice.kind))
+            if found is not None and not found.private:
+                yield Finding(
+                    "privacy",
+                    f"must be left out with {key}.kind = {choice.kind!r}, which has no gradients of single units: take "
+                    "'transformer' or 'huggingface'",
+                )
+        _, problems = _tried("privacy", accounting_library)
+        yield from problems
+        if config.privacy is not None and config.privacy.delta > 1e-3:
+            yield Finding("privacy.delta", "is larger than a thousandth: with it, a unit in so many may show whole")
 
     def _tokenizer(self) -> Iterator[Finding]:
         _, problems = _tried("tokenizer", lambda: self.vocab)
@@ -144,11 +179,14 @@ class Check:
         data.tokenize.tokenizers_library()
         return self._config.tokenizer.vocab
 
+    def _choices(self) -> list[tuple[str, StudentChoice]]:
+        """Return the [student] tables by their keys."""
+        nodes = [(f"nodes[{i}].student", node.student) for i, node in enumerate(self._config.nodes)]
+        return [("student", self._config.student), *((key, choice) for key, choice in nodes if choice)]
+
     def _students(self) -> Iterator[Finding]:
         config = self._config
-        choices = [("student", config.student)]
-        choices += [(f"nodes[{i}].student", node.student) for i, node in enumerate(config.nodes) if node.student]
-        for key, choice in choices:
+        for key, choice in self._choices():
             found, problems = _tried(f"{key}.kind", partial(student_class, choice.kind))
             yield from problems
             if found is None:

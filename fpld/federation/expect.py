@@ -56,11 +56,20 @@ def expect(config: Config) -> Iterator[Finding]:
 def steps(config: Config) -> int:
     """Count the training steps of a run with its baselines."""
     nodes, rounds = len(config.nodes), config.run.rounds
-    local = rounds * config.local.steps
+    local = rounds * config.local.steps * _private_share(config)
     federation = nodes * local + rounds * config.distill.steps
     each = {"alone": nodes * local, "pooled": local, "fedavg": nodes * local, "float32": federation}
     base = config.base.steps if config.base is not None else 0
     return base + federation + sum(each.get(name, 0) for name in config.baselines.methods)
+
+
+def _private_share(config: Config) -> int:
+    """Return how many ordinary steps a step of the nodes takes: private ones go through more windows, one by one."""
+    if config.privacy is None:
+        return 1
+    batch = int(getattr(config.student.settings, "batch", 1))
+    windows = (config.privacy.batch or batch) * (1 if config.privacy.unit == "window" else config.privacy.windows)
+    return max(-(-2 * windows // batch), 1)
 
 
 def _step(student: Student) -> float:

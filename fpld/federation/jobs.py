@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fpld.codecs.prior import ranges
 from fpld.data import load_tokenizer
 from fpld.errors import InputError
 from fpld.federation.continuations import prompts, write_continuations
 from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
+from fpld.federation.private import train
 from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
 from fpld.federation.work import work
 from fpld.pace import before
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from fpld.data import ProbeSet
     from fpld.federation.part import Part
+    from fpld.federation.private import Promise
     from fpld.federation.work import Place
     from fpld.protocol.priors import Block, Notes
     from fpld.storage.folder import Arrays
@@ -94,13 +94,18 @@ def continuations(
 
 
 def finetune(
-    base: Path, state: Arrays | None, texts: Sequence[Path], steps: int, seed: int, rate: float | None
+    base: Path,
+    state: Arrays | None,
+    texts: Sequence[Path],
+    steps: int,
+    seed: int,
+    rate: float | None,
+    promise: Promise | None = None,
 ) -> Arrays:
     """Fine-tune a model on one text, or on several pooled."""
     student = open_student(base, state)
-    tokens = np.concatenate([read_arrays(text)[0]["tokens"] for text in texts])
     with before("evaluating it"):
-        student.finetune(tokens, steps=steps, seed=seed, rate=rate)
+        train(student, texts, promise, steps=steps, seed=seed, rate=rate)
     return student.state()
 
 

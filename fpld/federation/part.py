@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fpld.config import Count, Name, Section, TrainSection
+from fpld.config import Count, Name, PrivacySection, Section, TrainSection
 from fpld.errors import ProtocolError
 from fpld.federation.bases import base_file
+from fpld.federation.private import Promise
 from fpld.federation.probes import PROBE, PUBLIC
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ class Part(Section):
     heldout_tokens: Count
     limit: Count
     files: Files
+    privacy: PrivacySection | None = None
+
+    @property
+    def promise(self) -> Promise | None:
+        """Return what the node promises about its text, if anything."""
+        return None if self.privacy is None else Promise(self.privacy, self.rounds * self.local.steps)
 
     @property
     def differs(self) -> bool:
@@ -84,6 +91,7 @@ def parts(config: Config) -> list[Part]:
             heldout=config.data.heldout,
             heldout_tokens=config.data.heldout_tokens,
             limit=config.data.limit,
+            privacy=config.privacy,
             files=Files(
                 probe=PROBE,
                 tokenizer="tokenizer.json",

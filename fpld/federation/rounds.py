@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fpld.federation.prepare import Public
     from fpld.federation.state import Line
     from fpld.protocol import Combined, Task
+    from fpld.rules.target import Target
     from fpld.storage.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Calla
     _warn(aggregator, combined)
     phase("distilling")
     subject = Subject(setup.method, aggregator.round, "student")
-    arguments = _distillation(setup, state, combined)
+    arguments = distillation(setup, state, combined.target)
     student, divergence = setup.pool.submit(run_on, subject, jobs.distill, *arguments).result()
     line = _summary(aggregator, combined, divergence)
     aggregator.distilled()
@@ -142,8 +143,8 @@ def submit_continuations(setup: Setup, state: State) -> Future[list[dict[str, st
     return setup.pool.submit(run_on, subject, write)
 
 
-def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, ...]:
-    """Return the arguments of the distillation job of the round after a state."""
+def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
+    """Return the arguments of a distillation job to a target, in the round after a state."""
     config, round = setup.config, state.round + 1
     options = {
         "steps": config.distill.steps,
@@ -154,7 +155,7 @@ def _distillation(setup: Setup, state: State, combined: Combined) -> tuple[Any, 
         "average": config.distill.average,
     }
     public = setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
-    return setup.base, state.student, setup.probe(round), combined.target, options, public
+    return setup.base, state.student, setup.probe(round), target, options, public
 
 
 def _warn(aggregator: Aggregator, combined: Combined) -> None:

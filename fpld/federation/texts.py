@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fpld import data
 from fpld.errors import InputError
 from fpld.federation.part import parts
@@ -14,12 +16,10 @@ from fpld.storage.folder import HELDOUT, PRIVATE, text_file
 from fpld.storage.seals import seal
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fpld.config import Config, NodeSection
     from fpld.data import Document, Tokenizer
     from fpld.federation.part import Part
-    from fpld.storage.folder import RunFolder
+    from fpld.storage.folder import Arrays, RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,22 @@ No command copies it. Leave it out when you pass the run's folder on; `fpld run 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NodeText:
-    """A node's own text: tokens to train on, and tokens held out, with the bytes of text that each stands for."""
+    """A node's own text: tokens to train on, and tokens held out, with the bytes of text that each stands for.
+
+    `lengths` are the tokens of each document of the former, and `groups` number the documents that belong together.
+    """
 
     train: np.ndarray[Any, np.dtype[np.int32]]
+    lengths: np.ndarray[Any, np.dtype[np.int64]]
+    groups: np.ndarray[Any, np.dtype[np.int64]]
     heldout: np.ndarray[Any, np.dtype[np.int32]]
     train_bytes: int
     heldout_bytes: int
+
+    @property
+    def arrays(self) -> Arrays:
+        """Return what the file of a node's training text holds."""
+        return {"tokens": self.train, "lengths": self.lengths, "groups": self.groups}
 
 
 def node_text(part: Part, documents: list[Document], tokenizer: Tokenizer) -> NodeText:
@@ -46,7 +56,9 @@ def node_text(part: Part, documents: list[Document], tokenizer: Tokenizer) -> No
         train, held = data.hold_out(documents, fraction=part.heldout, seed=derive_seed(part.seed, "hold", part.index))
     except InputError as error:
         raise InputError(f"node {part.name!r}: {error}") from None
-    tokens = data.encode_documents(first_documents(train, part.limit), tokenizer)
+    train = first_documents(train, part.limit)
+    each = [data.encode_documents([document], tokenizer) for document in train]
+    tokens = np.concatenate(each)
     held_tokens = data.encode_documents(first_documents(held, 8 * part.heldout_tokens), tokenizer)
     for what, found in (("training", tokens), ("held-out", held_tokens)):
         if len(found) <= part.length:
@@ -55,7 +67,12 @@ def node_text(part: Part, documents: list[Document], tokenizer: Tokenizer) -> No
                 f"{part.length}: give it more text"
             )
     held_tokens = held_tokens[: part.heldout_tokens]
-    return NodeText(tokens, held_tokens, tokenizer.text_bytes(tokens), tokenizer.text_bytes(held_tokens))
+    # A single document was cut into parts, and is one all the same.
+    names = [document.group or document.name for document in train] if len(documents) > 1 else [""] * len(train)
+    groups = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    lengths = np.array([len(document) for document in each], np.int64)
+    sizes = tokenizer.text_bytes(tokens), tokenizer.text_bytes(held_tokens)
+    return NodeText(tokens, lengths, groups, held_tokens, *sizes)
 
 
 def write_texts(config: Config, documents: list[Document], tokenizer: Tokenizer, store: RunFolder) -> None:
@@ -65,7 +82,7 @@ def write_texts(config: Config, documents: list[Document], tokenizer: Tokenizer,
     for part in parts(config):
         log.info("tokenizing the text of %s", part.name)
         texts.append(node_text(part, dealt[part.name], tokenizer))
-        store.write_arrays(text_file(part.index), {"tokens": texts[-1].train})
+        store.write_arrays(text_file(part.index), texts[-1].arrays)
     store.write(f"{PRIVATE}/README.txt", _PRIVATE_README)
     store.write_arrays(HELDOUT, {str(index): text.heldout for index, text in enumerate(texts)})
     known = {

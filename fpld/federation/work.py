@@ -14,6 +14,7 @@ import numpy as np
 from fpld.errors import ProtocolError
 from fpld.federation.keep import keep_own
 from fpld.federation.predictions import Predictions
+from fpld.federation.private import note_spent, train
 from fpld.federation.probes import round_probe
 from fpld.federation.training import open_student
 from fpld.pace import before
@@ -23,7 +24,6 @@ from fpld.protocol.node import Node
 from fpld.protocol.priors import ComputedPrior
 from fpld.rules.target import Target
 from fpld.seeds import derive_seed
-from fpld.storage.arrays import read_arrays
 from fpld.storage.folder import RunFolder
 from fpld.storage.kept import previous, read_kept, recall_kept, write_kept
 
@@ -48,8 +48,10 @@ class Place:
     text: Path
 
 
-def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
+def work(part: Part, place: Place, data: bytes, *, key: bytes = b"", secret: bool = False) -> bytes:
     """Run a task; return the frame to send, sealed with the key. A task that was answered before has the same frame.
+
+    `secret`: the draws of private training are nobody's to repeat; else they follow from the run's seed.
 
     Where this machine cannot compute the prior as the aggregator did, a message that asks for blocks of it is returned,
     before any training.
@@ -72,9 +74,11 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"") -> bytes:
             return write_ask(missing, task.plan, key=key)
         _adopt(student, shared, task, part, probe)
     seed = derive_seed(part.seed, "local", node.round, part.index)
-    tokens = read_arrays(place.text)[0]["tokens"]
+    how = part.training(part.local, node.round)
     with before("coding the probe set's logits"):
-        student.finetune(tokens, seed=seed, **part.training(part.local, node.round))
+        spent = train(student, [place.text], part.promise, seed=seed, secret=secret, **how)
+    if spent is not None:
+        note_spent(place.folder, node.round, spent)
     keep_own(place.folder, node.round, student, run=run)
     with before("sending them"):
         node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)

@@ -80,6 +80,15 @@ class Observer(Protocol):
         ...
 
 
+class Silent:
+    """An observer that wants nothing."""
+
+    samples = squares = False
+
+    def look(self, sample: Sample) -> None:
+        """Look at nothing."""
+
+
 class Piece(NamedTuple):
     """What a block of contexts brings: of each node the summed variance and the sum of squares (if they are wanted).
 

@@ -44,6 +44,7 @@ def run_section(run: Run, key: str) -> str:
         tiles=tables.tiles(run),
         charts=run_charts(run),
         nodes=tables.filled(tables.node_rows(run)),
+        privacy=[row.model_dump() for row in run.privacy],
         continuations=[row for row in continuations if row["round"] == continuations[0]["round"]],
         earlier=[row for row in continuations if row["round"] != continuations[0]["round"]],
         incidents=tables.incident_rows(run),

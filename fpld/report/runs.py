@@ -143,6 +143,19 @@ class OwnLoss(_Read):
     alone_all: float | None = None
 
 
+class Spending(_Read):
+    """A row of `privacy.json`: what a node of a local run has spent, and what it promised."""
+
+    node: str
+    unit: str
+    noise: float
+    rate: float
+    steps: int
+    epsilon: float
+    promised: float
+    delta: float
+
+
 class Result(_Read):
     """A row of `result.json`: a method, its held-out loss and what it sent."""
 
@@ -178,6 +191,7 @@ class Run:
     curves: dict[tuple[str, str, str], list[Point]] = field(default_factory=dict)
     loops: list[Loop] = field(default_factory=list)
     own: list[OwnLoss] = field(default_factory=list)
+    privacy: list[Spending] = field(default_factory=list)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -259,6 +273,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
         curves=read_curves(folder),
         loops=read_loops(folder),
         own=_json(folder / "own.json", list[OwnLoss]) or [],
+        privacy=_json(folder / "privacy.json", list[Spending]) or [],
     )
 
 

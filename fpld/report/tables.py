@@ -29,6 +29,9 @@ def tiles(run: Run) -> dict[str, str]:
         found["student"] = show_size(run.student_bytes)
     if run.documents:
         found["private documents"] = f"{sum(run.documents.values()):,}"
+    terms = run.settings.get("privacy")
+    if isinstance(terms, dict):
+        found["promised by each node"] = f"epsilon {terms.get('epsilon')} for a {terms.get('unit', 'document')}"
     found |= {"rounds closed": f"{len(run.trace)} of {run.rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
         loss = run.trace[-1].heldout_loss

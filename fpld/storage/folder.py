@@ -14,6 +14,7 @@ trace.jsonl            one line a round
 now.json curves.jsonl  what goes on, and the trainings' curves (`fpld.federation.watch`)
 result.json            the table that `fpld run` prints
 own.json               the nodes' own models on their own texts
+privacy.json           what the nodes have spent of what they promise, where they do
 """
 
 from __future__ import annotations

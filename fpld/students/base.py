@@ -20,12 +20,14 @@ import numpy as np
 from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
 from fpld.pace import Pace
+from fpld.privacy.text import PADDING
 from fpld.rules.target import Target, as_target
 from fpld.storage.arrays import read_arrays, write_arrays
 from fpld.students.predictor import Predictor
 
 if TYPE_CHECKING:
     from fpld.data import Tokenizer
+    from fpld.privacy import Chance, Mechanism, PrivateText
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
@@ -44,6 +46,17 @@ class Distillation:
     public_weight: float
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrivateTraining:
+    """State how a student is trained privately; the fields are the arguments of `Student.finetune_privately`."""
+
+    text: "PrivateText"
+    mechanism: "Mechanism"
+    steps: int
+    chance: "Chance"
+    rate: float | None
+
+
 class Student(ABC):
     """A language model over `vocab` token ids, with parameters that can be sent, averaged and stored.
 
@@ -53,6 +66,7 @@ class Student(ABC):
     """
 
     kind: ClassVar[str]
+    private: ClassVar[bool] = False  # whether it can be trained privately
     Config: ClassVar[type[Any]]
     config: Any  # the frozen dataclass from which an equal student can be made
 
@@ -89,6 +103,13 @@ class Student(ABC):
     @abstractmethod
     def _distill(self, sequences: np.ndarray, target: Target, reference: "Student | None", how: Distillation) -> float:
         """Train as `distill` says; a relative target comes with a reference, a student that does not change."""
+
+    def _finetune_privately(self, how: PrivateTraining) -> float:  # noqa: ARG002  # for kinds that can
+        """Train as `finetune_privately` says, with arguments that it has checked."""
+        raise InputError(
+            f"a student of kind {self.kind!r} has no gradients of single units, so it cannot be trained privately: "
+            "take student.kind 'transformer' or 'huggingface', or leave [privacy] out"
+        )
 
     def to(self, device: str) -> Self:  # noqa: ARG002  # kinds in NumPy are always on the CPU
         """Move to a device ("auto", "cpu" or "cuda") in place."""
@@ -168,6 +189,23 @@ class Student(ABC):
         check_training(steps, seed, rate)
         tokens = check_tokens(tokens, self.vocab, self.window + 1)
         return check_finite(self._finetune(tokens, steps, seed, rate))
+
+    def finetune_privately(
+        self,
+        text: "PrivateText",
+        mechanism: "Mechanism",
+        *,
+        steps: int,
+        chance: "Chance",
+        rate: float | None = None,
+    ) -> float:
+        """Train on a text by DP-SGD (`fpld.privacy`); return the mean loss of the last tenth of the steps, in nats.
+
+        The parameters after it are differentially private, as `mechanism.spent(steps)` says. The loss is not.
+        """
+        check_training(steps, 0, rate)
+        check_tokens(text.windows[text.windows != PADDING], self.vocab, 2)
+        return check_finite(self._finetune_privately(PrivateTraining(text, mechanism, steps, chance, rate)))
 
     def distill(
         self,

@@ -3,6 +3,7 @@
 A minibatch may be done a few sequences at a time, which holds fewer logits in memory and gives the same gradient.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Self
@@ -11,8 +12,18 @@ import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
 from fpld.pace import Pace
+from fpld.privacy import Chance, Mechanism, PrivateText
+from fpld.privacy.text import PADDING
 from fpld.rules.target import Target
-from fpld.students.base import Distillation, Student, TailAverage, check_count, check_sequences, tail_mean
+from fpld.students.base import (
+    Distillation,
+    PrivateTraining,
+    Student,
+    TailAverage,
+    check_count,
+    check_sequences,
+    tail_mean,
+)
 from fpld.students.predictor import Predictor
 
 try:
@@ -32,6 +43,7 @@ class GradientStudent(Student):
     `distill_rate`, `weight_decay` and `clip`. The parameters that take a gradient are the student's state.
     """
 
+    private = True
     _network: nn.Module
     device: torch.device
 
@@ -104,6 +116,46 @@ class GradientStudent(Student):
         rng, batch = np.random.default_rng(seed), self.config.batch
         pace = Pace("training", steps, tokens=batch * self.window)
         return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), pace, rate or self.config.rate)
+
+    def _finetune_privately(self, how: PrivateTraining) -> float:
+        text, mechanism, loss = how.text, how.mechanism, math.log(self.vocab)
+
+        def step() -> float:
+            nonlocal loss
+            losses = self._private_step(text, mechanism, how.chance)
+            loss = float(np.mean(losses)) if losses else loss  # no unit may take part in a step
+            return loss
+
+        windows = mechanism.rate * float(np.minimum(np.diff(text.starts), mechanism.windows).sum())
+        pace = Pace("private training", how.steps, tokens=round(windows * self.window))
+        return self._train(step, pace, how.rate or self.config.rate)
+
+    def _private_step(self, text: PrivateText, mechanism: Mechanism, chance: Chance) -> list[float]:
+        """Set the gradients to a noisy mean of clipped ones; return the loss of each unit that took part."""
+        weights = list(self._trained().values())
+        total = [torch.zeros_like(weight) for weight in weights]
+        losses = []
+        for windows in text.draw(mechanism.rate, mechanism.windows, chance):
+            for weight in weights:
+                weight.grad = None
+            losses.append(self._unit_gradient(windows))
+            add_clipped(total, [weight.grad for weight in weights], mechanism.clip)
+        expected = mechanism.rate * text.units  # not the number that took part, which would tell who did
+        for weight, some in zip(weights, total, strict=True):
+            noise = torch.from_numpy(chance.normals(some.numel()).astype(np.float32)).view_as(some)
+            weight.grad = some.add_(noise.to(some.device), alpha=mechanism.noise * mechanism.clip).div_(expected)
+        return losses
+
+    def _unit_gradient(self, windows: np.ndarray) -> float:
+        """Add the gradient of the mean cross entropy over the tokens of windows [B, T+1], which may be filled up."""
+        count, loss = int((windows[:, 1:] != PADDING).sum()), 0.0
+        for start in range(0, len(windows), self.micro):
+            ids = self._ids(windows[start : start + self.micro])
+            logits = self._network(ids[:, :-1].clamp(min=0)).flatten(0, 1).float()
+            nats = F.cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=PADDING, reduction="sum") / count
+            nats.backward()  # type: ignore[no-untyped-call]
+            loss += float(nats.detach())
+        return loss
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
         rng, batch = np.random.default_rng(how.seed), how.batch or self.config.batch
@@ -188,6 +240,19 @@ def as_rows(logits: Tensor) -> np.ndarray:
     """Return logits [B, T, V] as [B*T, V]."""
     rows: np.ndarray = logits.flatten(0, 1).cpu().numpy()
     return rows
+
+
+def add_clipped(total: list[Tensor], gradient: list[Tensor | None], clip: float) -> None:
+    """Add a unit's gradient to a sum, scaled so that its norm over all parameters is at most `clip`.
+
+    A gradient that is not finite adds nothing.
+    """
+    known = [(some, part.float()) for some, part in zip(total, gradient, strict=True) if part is not None]
+    norm = float(torch.stack([part.norm() for _, part in known]).double().norm()) if known else 0.0
+    if math.isfinite(norm):
+        scale = min(1.0, clip / norm) if norm > 0 else 0.0
+        for some, part in known:
+            some.add_(part, alpha=scale)
 
 
 def schedule(step: int, steps: int) -> float:

@@ -50,6 +50,9 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], set[str]]] = {
         [('kind = "ngram"\norder = 2\nbuckets = 256', 'kind = "transformer"\nlength = 8\nwidth = 8\nheads = 1')],
         {"student.length"},
     ),
+    "privacy of an n-gram": ([("[student]", "[privacy]\nepsilon = 3.0\n[student]")], {"privacy"}),
+    "epsilon": ([("[student]", "[privacy]\nepsilon = 0.0\n[student]")], {"privacy.epsilon"}),
+    "unit": ([("[student]", '[privacy]\nepsilon = 1.0\nunit = "word"\n[student]')], {"privacy", "privacy.unit"}),
     "short text": ([('"north"', '"north"\ndata = "{folder}/short.txt"')], {"nodes[0].data"}),
     "everything": (
         [
@@ -148,3 +151,19 @@ def test_a_model_with_other_tokens_is_refused_though_it_has_as_many(
     assert "another tokenizer than the federation, though both may have 270 tokens" in row["says"]
     changes[1] = (changes[1][0], student.replace("{path}", str(one)))
     assert found(capsys, write(place, changes), 0)
+
+
+def test_a_batch_of_more_units_than_a_node_has_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Six documents are at each node, of which some are held out; and a single one is one unit, however it is cut."""
+    student = 'kind = "transformer"\nwidth = 8\nheads = 1\nlength = 16\nbatch = 6'
+    text = CONFIG.format(folder=tmp_path).replace('kind = "ngram"\norder = 2\nbuckets = 256\nbatch = 128', student)
+    write_texts(tmp_path)
+    (tmp_path / "one.txt").write_text("a word and a word " * 300)
+    text = text.replace('"north"', f'"north"\ndata = "{tmp_path}/one.txt"') + "\n[privacy]\nepsilon = 1.0\n"
+    (tmp_path / "c.toml").write_text(text)
+    assert main(["check", str(tmp_path / "c.toml"), "--json"]) == 2
+    rows = {row["key"]: row["says"] for row in json.loads(capsys.readouterr().out)["rows"] if row["state"] == "wrong"}
+    assert rows.keys() == {"nodes[0].data", "nodes[1].name", "nodes[2].name"}
+    assert "its text has 1 documents to train on, and privacy.batch asks for 6 in a step" in rows["nodes[0].data"]
+    (tmp_path / "c.toml").write_text(text.replace("epsilon = 1.0", 'epsilon = 1.0\nunit = "window"'))
+    assert main(["check", str(tmp_path / "c.toml"), "--json"]) == 0

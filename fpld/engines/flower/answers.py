@@ -46,13 +46,14 @@ class Joined(Answer):
 class Evaluated(Answer):
     """A student's loss in nats per token on a node's held-out text, and the size of that text.
 
-    With the site's permission also the losses of its own models: `fpld.federation.own`.
+    With the site's permission also the losses of its own models: `fpld.federation.own`. A site that promises privacy
+    tells none of these.
     """
 
     kind: Literal["evaluated"]
     round: Annotated[int, Field(ge=0, lt=2**32)]
-    loss: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)]
-    tokens: Size
-    bytes: Size
+    loss: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] | None = None
+    tokens: Size | None = None
+    bytes: Size | None = None
     own: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] | None = None
     alone: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] | None = None

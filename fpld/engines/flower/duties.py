@@ -19,12 +19,15 @@ from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger, Question
+from fpld.engines.flower.spending import allow_spending, epsilon_so_far
 from fpld.errors import ProtocolError
 from fpld.federation import jobs
 from fpld.federation.log import listen
 from fpld.federation.own import own_losses
 from fpld.federation.part import Part
+from fpld.federation.private import private_training
 from fpld.federation.texts import node_text
+from fpld.federation.training import open_student
 from fpld.federation.work import Place, work
 from fpld.pace import Subject, working_on
 from fpld.protocol.asking import is_ask
@@ -76,15 +79,39 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
     ledger, question = Ledger(home.folder), Question.frame(str(order.body["session"]), task)
     ledger.allow(home.terms, question)
     settle(home, order, files)
+    question = _promising(order, question)
+    allow_spending(ledger.entries, home.terms, question, order.part.rounds)
     with RunFolder(order.place.folder).lock(), _told(home, task.plan.round):
-        frame = work(order.part, order.place, serial, key=order.key)
+        frame = work(order.part, order.place, serial, key=order.key, secret=True)
     if not is_ask(frame):  # which blocks of the prior it needs says nothing about its text
         ledger.enter(question, frame)
+        if question.spent is not None:
+            note(home.folder, _spending(home, ledger))
     return frame
 
 
+def _promising(order: Order, question: Question) -> Question:
+    """Return the question with what its answer will spend, if training is private."""
+    part, place = order.part, order.place
+    if part.promise is None:
+        return question
+    student = open_student(place.files / part.files.base)
+    _, mechanism = private_training(student, [place.text], part.promise)
+    return replace(question, spent=mechanism.spent(part.local.steps), unit=part.promise.terms.unit)
+
+
+def _spending(home: Home, ledger: Ledger) -> str:
+    """Say what all answers so far have spent."""
+    terms, found = home.terms, epsilon_so_far(ledger.entries, home.terms)
+    limit = "" if terms.most_epsilon is None else f" of at most {terms.most_epsilon:g}"
+    return f"privacy spent over all runs, for each {terms.unit}: epsilon {found:.3g}{limit} at delta {terms.delta:g}"
+
+
 def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes]) -> bytes:
-    """Evaluate the student on the held-out text; return a letter with the loss and the text's size."""
+    """Evaluate the student on the held-out text; return a letter with the loss and the text's size.
+
+    The held-out text is private too: where privacy is promised, or the site has a limit on it, neither is told.
+    """
     order = _order(home, data, "evaluate")
     serial = dump_arrays(student, {})
     if digest(serial) != order.body.get("student"):
@@ -93,7 +120,9 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
         raise ProtocolError("a letter that asks for an evaluation must name its round")
     ledger = Ledger(home.folder)
     question = Question.loss(str(order.body["session"]), order.body["round"], digest(serial))
-    ledger.allow(home.terms, question)
+    told = order.part.privacy is None and home.terms.most_epsilon is None
+    if told:
+        ledger.allow(home.terms, question)
     settle(home, order, files)
     part, place = order.part, order.place
     write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
@@ -101,7 +130,10 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
         loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
         own = _compare(home, order, loss)
     arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
-    answer = {"kind": "evaluated", "round": question.round, "loss": loss}
+    answer = {"kind": "evaluated", "round": question.round}
+    if not told:
+        return write_letter(order.key, answer)
+    answer["loss"] = loss
     if home.terms.show_own_loss:
         answer |= own
     letter = write_letter(order.key, {**answer, "tokens": len(arrays["0"]), "bytes": meta["bytes"]})
@@ -148,7 +180,7 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
         _insist(what, str(found), str(probe.vocab), of="the probe set's")
     text = node_text(part, home.documents(), tokenizer)
     folder.write_json(PART, part.model_dump(mode="json"))
-    folder.write_arrays(TEXT, {"tokens": text.train})
+    folder.write_arrays(TEXT, text.arrays)
     folder.write_arrays(HELDOUT, {"0": text.heldout}, {"bytes": text.heldout_bytes})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,8 @@ from fpld import config as configuration
 from fpld import data
 from fpld.config import Count, Name, Section
 from fpld.engines.flower.identity import AUTH_KEY, MAC_KEY, make_node_keys, parse_public, run_secret
+from fpld.engines.flower.ledger import Ledger
+from fpld.engines.flower.spending import epsilon_so_far
 from fpld.errors import FpldError, InputError
 from fpld.federation.check import Finding
 from fpld.storage.files import read_utf8, write_atomic
@@ -46,6 +48,9 @@ ca = "ca.pem"
 # most_evaluations = 40         # the most students whose loss on the held-out text is ever told
 # most_probe_sets = 1           # the most probe sets that are ever answered (fresh contexts: one a round)
 # codecs = ["predictive"]       # the codecs that may be asked for
+# most_epsilon = 3.0            # the most that all runs together may spend of a document's privacy: private runs only
+# delta = 1e-5                  # at which delta
+# unit = "document"             # of what: a document, or a "window" of tokens
 # show_own_loss = true          # tell the aggregator the loss of this site's own models too, for the report
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
@@ -64,6 +69,9 @@ class Terms(Section):
     most_probe_sets: Count | None = None
     codecs: list[str] | None = None
     show_own_loss: bool = False
+    most_epsilon: configuration.Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    unit: Literal["window", "document"] = "document"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,4 +186,19 @@ def check_home(path: Path) -> list[Finding]:
     except (FpldError, OSError) as error:
         return [*found, Finding(key, str(error))]
     size = sum(document.size for document in documents)
-    return [*found, Finding(key, f"{len(documents)} documents, {size:,} bytes", wrong=False)]
+    found.append(Finding(key, f"{len(documents)} documents, {size:,} bytes", wrong=False))
+    if file.most_epsilon is not None:
+        found.append(_spent(file, home.folder))
+    return found
+
+
+def _spent(terms: Terms, folder: Path) -> Finding:
+    """Say what of a site's privacy is spent."""
+    try:
+        found = epsilon_so_far(Ledger(folder).entries, terms)
+    except FpldError as error:
+        return Finding("most_epsilon", str(error))
+    says = (
+        f"an epsilon of {found:.3g} of {terms.most_epsilon:g} is spent for each {terms.unit}, at delta {terms.delta:g}"
+    )
+    return Finding("most_epsilon", says, wrong=False)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.engines.flower.home import Terms
+    from fpld.privacy import Spent
     from fpld.protocol import Task
 
 LEDGER = "ledger.jsonl"
@@ -30,7 +31,8 @@ LOSS_BYTES = 512  # the most that the letter with a student's loss has
 class Question:
     """What an aggregator asks a site for: a frame under a task, or the loss of a student.
 
-    `asked` is the digest of the task or of the student, `most` the bytes that the answer may have.
+    `asked` is the digest of the task or of the student, `most` the bytes that the answer may have. `spent` and `unit`
+    are of private training (`fpld.engines.flower.spending`).
     """
 
     kind: Literal["frame", "loss"]
@@ -40,6 +42,8 @@ class Question:
     most: int
     codec: str | None = None
     probe: str | None = None
+    spent: Spent | None = None
+    unit: str | None = None
 
     @classmethod
     def frame(cls, session: str, task: Task) -> Self:
@@ -122,8 +126,14 @@ class Ledger:
             sound = sound and all(isinstance(entry[name], str) for name in ("session", "asked", "answer"))
             sound = sound and entry["kind"] in ("frame", "loss")
             sound = sound and (entry["kind"] == "loss" or isinstance(entry["probe"], str))
+            sound = sound and (entry.get("spent") is None or _sound(*entry["spent"]))
         except (ValueError, KeyError, TypeError, RecursionError):
             sound = False
         if not sound:
             raise InputError(f"{self.path}, line {number} is damaged: this site answers nothing until it is mended")
         return entry
+
+
+def _sound(noise: Any, rate: Any, steps: Any) -> bool:
+    """Return whether steps of private training are such."""
+    return type(noise) is float and noise > 0 and type(rate) is float and 0 < rate <= 1 and type(steps) is int

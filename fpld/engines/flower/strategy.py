@@ -224,7 +224,7 @@ class ProbeLogitDistillation(Strategy):
                 found = Evaluated.parse(letter.check(self._keys.get(index, b""), "evaluated"), round=server_round)
                 losses[index] = found.loss
                 self._own[index] = {"own": found.own, "alone": found.alone}
-                tokens, size = tokens + found.tokens, size + found.bytes
+                tokens, size = tokens + (found.tokens or 0), size + (found.bytes or 0)
                 self._holds[index] = student
             except FpldError as error:
                 self._forget(index)

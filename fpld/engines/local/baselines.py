@@ -14,6 +14,7 @@ from fpld.federation import jobs
 from fpld.federation.bases import base_file
 from fpld.federation.keep import OWN, read_of_run
 from fpld.federation.prepare import prepare
+from fpld.federation.private import promised
 from fpld.federation.result import federation_row, measured_row
 from fpld.pace import Subject, run_on
 from fpld.seeds import derive_seed
@@ -64,7 +65,8 @@ class Bench(NamedTuple):
         base = self.run.path / base_file(self.config, index)
         texts = [self.run.path / text_file(index)]
         subject = Subject("baseline", model=self.config.nodes[index].name)
-        return self.pool.submit(run_on, subject, jobs.finetune, base, state, texts, steps, seed, rate)
+        promise = promised(self.config)
+        return self.pool.submit(run_on, subject, jobs.finetune, base, state, texts, steps, seed, rate, promise)
 
     def evaluate(self, state: Arrays | None, index: int | None = None) -> Future[Any]:
         """Evaluate a model on all nodes' held-out texts."""
@@ -112,6 +114,7 @@ def pooled(bench: Bench) -> list[Row]:
         config.local.steps * config.run.rounds,
         derive_seed(config.run.seed, "pooled"),
         config.baselines.rate or config.local.rate,
+        promised(config),
     ).result()
     private = run.read_json("prepared.json")["private_bytes"]  # pooling would send the text itself
     return [bench.row("pooled", bench.evaluate(state), private)]

@@ -14,6 +14,7 @@ from fpld.federation import jobs
 from fpld.federation.claim import claim
 from fpld.federation.own import own_rows, write_own
 from fpld.federation.prepare import prepare
+from fpld.federation.private import write_spending
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
 from fpld.federation.watch import watch
@@ -63,6 +64,7 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
                 rows += future.result()
             write_own(store, federation.names, own.result())
             rows += own_rows(federation.names, own.result(), prepared.bytes_per_token)
+            write_spending(store, config, nodes)
         return finish_run(federation, rows)
 
 
