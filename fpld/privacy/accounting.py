@@ -55,16 +55,17 @@ def _noise(target: float, delta: float, rate: float, steps: int) -> float:
     def excess(log_noise: float) -> float:
         return math.log(max(_epsilon((Spent(math.exp(log_noise), rate, steps),), delta), 1e-9) / target)
 
-    if excess(math.log(_LEAST_NOISE)) <= 0:
-        return _LEAST_NOISE
     # Near what a Gaussian mechanism without sampling would take for rate^2 * steps steps.
-    low = high = math.log(max(_LEAST_NOISE, 2.0 * rate * math.sqrt(steps * math.log(1 / delta)) / target))
+    least = math.log(_LEAST_NOISE)
+    low = high = max(least, math.log(2.0 * rate * math.sqrt(steps * math.log(1 / delta)) / target))
     while high > math.log(_MOST_NOISE) or excess(high) > 0:
         low, high = high, high + _STRIDE
         if high > math.log(_MOST_NOISE):
             raise InputError(f"epsilon must be larger: {target:g} needs more noise than {_MOST_NOISE:g} times the clip")
     while low == high or excess(low) <= 0:
-        low, high = min(low, high) - _STRIDE, low
+        if low <= least:
+            return _LEAST_NOISE
+        low, high = max(low - _STRIDE, least), low
     noise = math.ceil(math.exp(brentq(excess, low, high, xtol=0.5 / _GRID)) * _GRID) / _GRID
     while _epsilon((Spent(noise, rate, steps),), delta) > target:  # a root is only near
         noise = (round(noise * _GRID) + 1) / _GRID

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from fpld._check import printable
 from fpld.config import Section
@@ -57,3 +57,10 @@ class Evaluated(Answer):
     bytes: Size | None = None
     own: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] | None = None
     alone: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> Self:
+        """Refuse a loss without the size of its text, or a size without a loss."""
+        if len({value is None for value in (self.loss, self.tokens, self.bytes)}) > 1:
+            raise ValueError("loss, tokens and bytes come together, or not at all")
+        return self

@@ -172,12 +172,11 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
     probe = ProbeSet.load(store.path / part.files.probe)
     tokenizer = load_tokenizer(store.path / part.files.tokenizer, vocab=probe.vocab)
     model = students.load(store.path / part.files.base)
+    _insist("model's vocabulary", str(model.vocab), str(probe.vocab), of="the probe set's")
     model.check_tokenizer(tokenizer)
     _insist("probe set", probe.digest, home.terms.probe)
     _insist("tokenizer", tokenizer.digest, home.terms.tokenizer)
     _insist("tokenizer", tokenizer.digest, probe.tokenizer, of="the probe set's")
-    for what, found in (("tokenizer's vocabulary", tokenizer.vocab), ("model's vocabulary", model.vocab)):
-        _insist(what, str(found), str(probe.vocab), of="the probe set's")
     text = node_text(part, home.documents(), tokenizer)
     folder.write_json(PART, part.model_dump(mode="json"))
     folder.write_arrays(TEXT, text.arrays)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
+import httpx
 from flwr.app import Array, Error, Message, Metadata
 from flwr.app.message import make_message
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator
 
-    import httpx
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.serverapp import Grid
 
@@ -76,7 +76,7 @@ def receive(grid: Grid, asked: Asked, over: threading.Event) -> Message | None:
             reply = next(iter(grid.pull_messages([asked.identity])), None)
         if reply is not None:
             _check(reply, asked)
-    except RunNotRunningException:
+    except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
         raise
     except ProtocolError as error:
         return _refused(asked, str(error))
