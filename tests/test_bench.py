@@ -117,6 +117,7 @@ def test_the_limit_is_that_of_gaussian_residuals() -> None:
     assert all(row["above_limit"] >= 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_predictive_is_ahead_of_all_others_on_a_small_scene_of_each_kind() -> None:
     """The whole scenes are in docs/bench.md."""
     for scene in (gaussian(1, contexts=64), zipf(1, contexts=4, vocab=4000), zipf(1, contexts=4, vocab=4000, factor=2)):

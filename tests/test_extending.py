@@ -84,6 +84,7 @@ def test_the_page_has_all_five_and_each_is_short() -> None:
     assert all(len(code.splitlines()) < 40 for code in BLOCKS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("extended")
 @pytest.mark.parametrize("tables", [(SIGN,), (MIDRANGE,), (BIGRAM,)], ids=["codec", "rule", "student"])
 def test_a_run_with_one_of_them_teaches_the_student(
@@ -94,12 +95,14 @@ def test_a_run_with_one_of_them_teaches_the_student(
     assert lines[-1]["heldout_loss"] == loss
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("extended")
 def test_a_run_uses_the_allocator_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in run(tmp_path, capsys, ROOTS)[1]:
         assert line["bits_allotted"] == pytest.approx([2.0, 1.0, 1.0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("extended")
 def test_a_run_follows_the_estimator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = run(tmp_path, capsys, DISAGREEMENT)[1]

@@ -81,6 +81,7 @@ def scipy_noise(case: dict[str, Any]) -> tuple[float, bool]:
     return float(found.fun * unit), bool(found.success and abs(np.exp(found.x).sum() - 1) < 1e-8)
 
 
+@pytest.mark.slow
 def test_no_worse_than_a_scipy_solver_on_1000_random_instances() -> None:
     rng = np.random.default_rng(3)
     agreed = 0

@@ -7,6 +7,7 @@ import pytest
 from fpld.paper.reproduce import REPRODUCTIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in {"adaptive", "stratified"})) for name in REPRODUCTIONS],

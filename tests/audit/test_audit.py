@@ -64,6 +64,7 @@ def test_included_canaries_are_documents_of_their_own(tmp_path: Path) -> None:
     assert arrays["groups"].tolist() == [0, 1, *np.repeat(2 + np.arange(len(inside)), 3).tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["float32", "uniform"])
 def test_labels_are_scored_at_the_canaries_contexts(codec: str) -> None:
     rng = np.random.default_rng(0)

@@ -202,6 +202,7 @@ def test_a_fit_finds_the_curve_that_losses_lie_on() -> None:
     assert 0 < fit_curve(bits[:1], np.array([0.1]))[1] < 1e-6
 
 
+@pytest.mark.slow
 def test_a_loss_curve_foretells_what_other_budgets_lose() -> None:
     """Measured on what a node sent at one budget; against what it really loses at other ones.
 

@@ -34,6 +34,7 @@ def _same(shards: dict[str, list[Document]], documents: list[Document]) -> bool:
     return Counter(document for members in shards.values() for document in members) == Counter(documents)
 
 
+@pytest.mark.slow
 @given(documents=DOCUMENTS, nodes=NODES, seed=SEEDS)
 def test_iid_uses_every_document_once_in_equal_numbers(documents: list[Document], nodes: list[str], seed: int) -> None:
     if len(documents) < len(nodes):

@@ -62,6 +62,7 @@ def test_without_sampling_it_is_the_closed_form(noise: float, steps: int) -> Non
     assert delta == pytest.approx(DELTA, rel=0.01)
 
 
+@pytest.mark.slow
 def test_noise_keeps_the_promise_and_a_little_less_would_not() -> None:
     for target, rate, steps in ((3.0, 0.2, 100), (1.0, 0.05, 60)):
         noise = noise_for(target, DELTA, rate=rate, steps=steps)
@@ -69,6 +70,7 @@ def test_noise_keeps_the_promise_and_a_little_less_would_not() -> None:
         assert epsilon([Spent(noise - 0.002, rate, steps)], DELTA) > target
 
 
+@pytest.mark.slow
 def test_noise_is_that_of_dp_accounting() -> None:
     rate, steps, target = 0.3, 50, 2.0
     expected = dp_accounting.calibrate_dp_mechanism(

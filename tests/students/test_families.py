@@ -57,6 +57,7 @@ def test_logits_are_those_of_transformers(model: tuple[str, Path], options: dict
     assert student.longest == 32 - bool(options.get("bos"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"lora": 0}, {"lora": 4}, {"lora": 4, "lora_layers": 1}])
 def test_each_family_learns_and_is_saved(model: tuple[str, Path], options: dict[str, Any], tmp_path: Path) -> None:
     _, folder = model

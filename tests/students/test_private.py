@@ -99,6 +99,7 @@ def test_an_empty_step_is_noise_alone(student: GradientStudent) -> None:
     assert np.isfinite(loss)
 
 
+@pytest.mark.slow
 def test_private_training_learns_and_follows_from_its_draws(student: GradientStudent) -> None:
     units, mechanism = private_text(), Mechanism(0.01, 0.7, 1.0, 8)
     before = student.loss(text(0, 600), 12)[0]

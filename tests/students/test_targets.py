@@ -255,6 +255,7 @@ def test_nothing_of_the_size_of_contexts_times_vocabulary_is_held(kind: str) -> 
     assert float(run.stdout) < 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["ngram", "transformer"])
 def test_a_student_learns_from_a_model_of_another_kind(row: Row, other: str) -> None:
     teacher, student = TABLE[other].make(4), row.make(3)
