@@ -8,11 +8,8 @@ from fpld.paper.reproduce import REPRODUCTIONS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in {"adaptive", "stratified"})) for name in REPRODUCTIONS],
-)
-@pytest.mark.parametrize("seed", [pytest.param(0), pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize("seed", [0, 7])
 def test_claims_hold(name: str, seed: int) -> None:
     reproduction = REPRODUCTIONS[name]
     ticks: list[None] = []
