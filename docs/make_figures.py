@@ -1,10 +1,11 @@
-"""Make the figures that the docs show, from the same simulations as `fpld reproduce`."""
+"""Make the figures that the docs show: simulations as `fpld reproduce` makes them, and kept results."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpld.paper.reproduce import REPRODUCTIONS
 from fpld.paper.reproduce import fig1 as bounds
@@ -24,9 +25,25 @@ def paper(rows1: list[bounds.Row], rows2: list[policies.Row], figure: Figure) ->
     policies.draw(rows2, right)
 
 
+def equal_bytes(rows: list[dict[str, Any]], figure: Figure) -> None:
+    """Draw the kept means of students at equal bytes, with their standard errors."""
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["codec"] for row in rows):
+        own = [row for row in rows if row["codec"] == name]
+        sizes, losses, errors = ([row[key] for row in own] for key in ("megabytes", "heldout_loss", "heldout_se"))
+        axes.errorbar(sizes, losses, errors, fmt="o-", capsize=3, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("uplink of all nodes (MB)")
+    axes.set_ylabel("held-out loss of the student (nats per token)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
+
 def main() -> None:
-    """Write the README's picture and one picture for each reproduction."""
+    """Write the README's picture, one picture for each reproduction, and those of kept results."""
     FOLDER.mkdir(exist_ok=True)
+    kept = json.loads((FOLDER.parent / "results" / "equal-bytes.json").read_text())
+    save_figure(partial(equal_bytes, kept["rows"]), FOLDER / "equal-bytes", (7.0, 4.2))
     rows = {name: item.simulate(0, lambda: None) for name, item in REPRODUCTIONS.items()}
     save_figure(partial(paper, rows["fig1"], rows["fig2"]), FOLDER / "paper", (13, 3.8))
     for name in ("refinement", "adaptive", "stratified", "labels"):
