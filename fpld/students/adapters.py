@@ -6,7 +6,6 @@ adapter never change: training takes no gradient through them.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +14,12 @@ from torch import nn
 
 from fpld.errors import InputError
 from fpld.students.folders import ALONE, require
+from fpld.students.trunk import LAYER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fpld.students.configs import HuggingFaceConfig
-
-_LAYER = re.compile(r"\.(\d+)\.")  # the number of a layer in a module's name
 
 
 def with_adapters(model: Any, config: HuggingFaceConfig, seed: int) -> Any:
@@ -51,7 +49,7 @@ def linear_modules(model: Any, last: int) -> list[str]:
     """
     found: dict[int, list[str]] = {}
     for name, module in model.named_modules():
-        place = _LAYER.search(name)
+        place = LAYER.search(name)
         if place is not None and (isinstance(module, nn.Linear) or _transposed(module)):
             found.setdefault(int(place[1]), []).append(name)
     if not found:

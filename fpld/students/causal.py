@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fpld.errors import InputError
 from fpld.students.folders import require
+from fpld.students.trunk import Trunk, find_trunk
 
 _TRIED = 6  # tokens of the sequences that a model is tried on
 _CLOSE = 1e-3  # of the largest logit: what the same sums in another order may differ by
@@ -27,6 +28,7 @@ class Network(nn.Module):
         self.model = model
         self.bos = bos
         self.apart = False
+        self.trunk: Trunk | None = None  # known once the model was examined
         self.wide: Tensor | None = None  # the read-out in float32, once it was needed
         self.vocab = int(text_config(model).vocab_size)
 
@@ -39,8 +41,23 @@ class Network(nn.Module):
 
     def features(self, ids: Tensor) -> Tensor:
         """Return the last hidden states [B, T, C], of which logits are a linear map."""
-        states: Tensor = self._causal.base_model(input_ids=self._whole(ids), use_cache=False).last_hidden_state
-        return self._own(states)
+        return self._own(self._run(ids).last_hidden_state)
+
+    def below(self, ids: Tensor) -> Tensor:
+        """Return the hidden states [B, T, C] below all that is trained, where the network has a trunk."""
+        if self.trunk is None:
+            raise AttributeError("no layers lie below all that is trained")
+        return self.trunk.states(lambda: self._run(ids))
+
+    def features_above(self, ids: Tensor, states: Tensor) -> Tensor:
+        """Return the last hidden states as `features`, from those that `below` returns: the layers there are not run."""
+        if self.trunk is None:
+            raise AttributeError("no layers lie below all that is trained")
+        with self.trunk.replaced(states):
+            return self.features(ids)
+
+    def _run(self, ids: Tensor) -> Any:
+        return self._causal.base_model(input_ids=self._whole(ids), use_cache=False)
 
     def read_out(self, features: Tensor) -> Tensor:
         """Return the logits [..., V] of hidden states [..., C]: in float32 also where the weights have less.
@@ -80,14 +97,15 @@ class Network(nn.Module):
 
     @torch.inference_mode()
     def examine(self, name: str) -> None:
-        """Refuse a model that looks ahead or has other logits than V; see whether its two steps can be taken apart.
+        """Refuse a model that looks ahead or has other logits than V; see whether its steps can be taken apart.
 
-        A model that does more between hidden states and logits, such as capping them, is used as a whole.
+        A model that does more between hidden states and logits, such as capping them, is used as a whole; so are the
+        layers of one in which upper layers take more from lower ones than hidden states.
         """
         weight = next(self.parameters())
         tokens = (torch.arange(2 * _TRIED, device=weight.device) * 7 % self.vocab).view(2, -1)
         tokens[1, :-1] = tokens[0, :-1]
-        self.apart = False
+        self.apart, self.trunk = False, None
         logits = self(tokens).float()
         if logits.shape[-1] != self.vocab:
             raise InputError(f"{name} must have {self.vocab} logits, as many as tokens, got {logits.shape[-1]}")
@@ -101,6 +119,17 @@ class Network(nn.Module):
         except (AttributeError, NotImplementedError, RuntimeError, TypeError):
             return
         self.apart = parts.shape == logits.shape and torch.allclose(parts, logits, rtol=0, atol=near)
+        self.trunk = find_trunk(self._causal) if self.apart else None
+        if self.trunk is None:
+            return
+        whole = self.features(tokens)
+        try:
+            above = self.features_above(tokens, self.below(tokens))
+        except (AttributeError, KeyError, RuntimeError, TypeError):
+            self.trunk = None
+            return
+        if not torch.equal(above, whole):
+            self.trunk = None
 
 
 def text_config(model: Any) -> Any:

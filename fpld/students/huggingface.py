@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -41,6 +42,8 @@ from fpld.students.readout import target_loss, token_loss
 
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
+KEPT_BYTES = 512 << 20
+"""The most that kept hidden states of lower layers take; what comes after is computed each time."""
 
 
 class Remembering(TensorPredictor):
@@ -73,6 +76,7 @@ class HuggingFace(GradientStudent):
     Config = HuggingFaceConfig
     config: HuggingFaceConfig  # with what was found in the folder
     _network: Network
+    _below: dict[bytes, Tensor]  # by sequence, what never changes; copies share it, as they share the weights
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
@@ -109,6 +113,11 @@ class HuggingFace(GradientStudent):
     def longest(self) -> int | None:
         """Return how many positions the model has, less the one that `bos` takes."""
         return None if self._positions is None else int(self._positions) - self.config.bos
+
+    def to(self, device: str) -> Self:
+        """Move to a device ("auto", "cpu" or "cuda") in place; what was kept of lower layers is computed again there."""
+        self._below = {}
+        return super().to(device)
 
     @classmethod
     def load(cls, path: str | Path, *, model: str | Path | None = None) -> Self:
@@ -158,9 +167,29 @@ class HuggingFace(GradientStudent):
         sequences = check_sequences(sequences, self.vocab, self.longest)
         return Remembering(self, sequences) if self._network.apart else TensorPredictor(self, sequences)
 
+    def predict(self, sequences: np.ndarray) -> Tensor:
+        """Return the logits [B, T, V] of the tokens that follow, on the student's device."""
+        return self.read_out(self.features(sequences)) if self._network.apart else super().predict(sequences)
+
     def features(self, sequences: np.ndarray) -> Tensor:
         """Return the last hidden states [B, T, C] of sequences [B, T]."""
-        return self._network.features(self._ids(sequences))
+        ids = self._ids(sequences)
+        if self._network.trunk is None:
+            return self._network.features(ids)
+        return self._network.features_above(ids, self._states_below(sequences, ids))
+
+    def _states_below(self, sequences: np.ndarray, ids: Tensor) -> Tensor:
+        """Return the hidden states of the layers that are never trained: kept ones, or new ones that are kept."""
+        keys = [row.tobytes() for row in sequences.astype(np.int64)]
+        new = {key: index for index, key in enumerate(keys) if key not in self._below}
+        fresh: dict[bytes, Tensor] = {}
+        if new:
+            # Not in inference mode, whatever the caller is in: a later gradient may go through what is kept.
+            with torch.inference_mode(False):
+                fresh = dict(zip(new, self._network.below(ids[list(new.values())]), strict=True))
+            room = KEPT_BYTES // fresh[next(iter(new))].nbytes - len(self._below)
+            self._below.update(islice(fresh.items(), max(room, 0)))
+        return torch.stack([fresh[key] if key in fresh else self._below[key] for key in keys])
 
     def read_out(self, features: Tensor) -> Tensor:
         """Return the logits [B, T, V] of hidden states, in float32."""
