@@ -50,7 +50,7 @@ class Network(nn.Module):
         return self.trunk.states(lambda: self._run(ids))
 
     def features_above(self, ids: Tensor, states: Tensor) -> Tensor:
-        """Return the last hidden states as `features`, from those that `below` returns: the layers there are not run."""
+        """Return the last hidden states as `features`, from those that `below` returns; lower layers are not run."""
         if self.trunk is None:
             raise AttributeError("no layers lie below all that is trained")
         with self.trunk.replaced(states):

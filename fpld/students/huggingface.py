@@ -115,7 +115,7 @@ class HuggingFace(GradientStudent):
         return None if self._positions is None else int(self._positions) - self.config.bos
 
     def to(self, device: str) -> Self:
-        """Move to a device ("auto", "cpu" or "cuda") in place; what was kept of lower layers is computed again there."""
+        """Move to a device ("auto", "cpu" or "cuda") in place; what was kept of lower layers is forgotten."""
         self._below = {}
         return super().to(device)
 
