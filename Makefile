@@ -31,11 +31,11 @@ demo: setup ## the main job: a federation on real text, with its baselines (abou
 reproduce: setup ## the paper's figures and theorems, with our numbers next to the paper's (under a minute)
 	$(BIN)/fpld reproduce all --out out
 
-test: setup browser ## all tests
-	$(BIN)/python -m pytest -n 2
+test: setup browser ## all tests (three at a time: some only wait)
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 quick: setup ## the tests without the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 check: lint types quick ## lint, format, types and the quick tests
 

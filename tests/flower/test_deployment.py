@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.waits,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
 
 
 @pytest.fixture
