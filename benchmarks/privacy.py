@@ -3,8 +3,9 @@
     python -m benchmarks.privacy --seeds 0,1,2
     python -m benchmarks.privacy --unit window --batch 64 --seeds 0,1,2
 
-A row has the held-out loss of the base model, of the best node alone, of the mean of the nodes alone and of the student,
-all trained with the same epsilon; inf is the same configuration without [privacy]. Runs that are there are not made again.
+A row has the held-out loss of the base model, of the best node alone, of the mean of the nodes alone and of the
+student, all trained with the same epsilon; inf is the same configuration without [privacy]. Runs that are there are not
+made again.
 """
 
 from __future__ import annotations
