@@ -4,8 +4,8 @@
     python -m benchmarks.privacy --unit window --batch 64 --seeds 0,1,2
 
 A row has the held-out loss of the base model, of the best node alone, of the mean of the nodes alone and of the
-student, all trained with the same epsilon; inf is the same configuration without [privacy]. Runs that are there are not
-made again.
+student, all trained with the same epsilon, and how far the student is ahead of the best node; inf is the same
+configuration without [privacy]. Runs that are there are not made again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-SHOWN = "base", "alone, best", "alone, mean", "fpld"
+SHOWN = "base", "best_alone", "mean_alone", "fpld"
 
 
 def promising(config: Config, epsilon: float, changes: dict[str, Any], rate: float | None) -> Config:
@@ -45,7 +45,8 @@ def losses(folder: Path) -> dict[str, float]:
     rows = json.loads((folder / "result.json").read_text())
     found = {row["method"]: row["heldout_loss"] for row in rows}
     alone = [loss for method, loss in found.items() if method.startswith("alone: ")]
-    return dict(zip(SHOWN, (found["base"], min(alone), statistics.mean(alone), found["fpld"]), strict=True))
+    shown = dict(zip(SHOWN, (found["base"], min(alone), statistics.mean(alone), found["fpld"]), strict=True))
+    return shown | {"ahead": shown["best_alone"] - shown["fpld"]}
 
 
 def main() -> None:
@@ -72,13 +73,10 @@ def main() -> None:
                 run(config, f"{text}\n# {said}\n", folder, resume=folder.exists())
             found.append(losses(folder))
         row: Row = {"unit": given.unit, "epsilon": epsilon, "runs": len(found)}
-        for name in SHOWN:
+        for name in (*SHOWN, "ahead"):
             values = [each[name] for each in found]
             row[name] = statistics.mean(values)
-            row[f"{name}, s.e."] = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        ahead = [each["alone, best"] - each["fpld"] for each in found]
-        row["fpld ahead of best"] = statistics.mean(ahead)
-        row["ahead, s.e."] = statistics.stdev(ahead) / math.sqrt(len(ahead)) if len(ahead) > 1 else None
+            row[f"{name}_se"] = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         rows.append(row)
         print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
         write_csv(given.out / f"privacy-{given.unit}.csv", rows)

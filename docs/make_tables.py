@@ -1,8 +1,10 @@
-"""Write the tables of README and docs/students.md from results that are kept in docs/results/.
+"""Write the tables of README, docs/students.md and docs/privacy.md from results that are kept in docs/results/.
 
     python docs/make_tables.py                                   the tables again
     python docs/make_tables.py --take rivals runs/rivals         first keep what `fpld run rivals --seeds ...` found
     python docs/make_tables.py --take equal-bytes out            first keep what `python -m benchmarks.labels` found
+    python docs/make_tables.py --take privacy out/privacy        first keep what `python -m benchmarks.privacy` found
+    python docs/make_tables.py --take audits runs/audits         first keep what `fpld audit` found, a folder a seed
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "students.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "students.md", DOCS / "privacy.md")
 NAMES = {
     "base": "base model, before the federation",
     "best node alone": "best node alone",
@@ -31,14 +33,14 @@ NAMES = {
     "ensemble": "mixture of the nodes' models (cannot be sent)",
     "fpld": "**fpld**",
 }
-EQUAL_BYTES, ORDER = "equal-bytes", ("samples", "predictive", "uniform")
+ORDER = ("samples", "predictive", "uniform")
 _TABLE = re.compile(r"(<!-- table ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def take(name: str, folder: Path) -> None:
     """Keep what a command with several seeds has found, with the commit that found it."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S607
-    found = take_students(folder) if name == EQUAL_BYTES else take_runs(name, folder)
+    found = TAKEN[name](folder) if name in TAKEN else take_runs(name, folder)
     kept = {"command": found.pop("command"), "commit": commit.stdout.strip(), **found}
     (DOCS / "results").mkdir(exist_ok=True)
     (DOCS / "results" / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
@@ -70,6 +72,42 @@ def take_students(folder: Path) -> dict[str, Any]:
     return {"command": f"python -m benchmarks.labels {runs}", "seeds": seeds, "rows": means}
 
 
+def take_privacy(folder: Path) -> dict[str, Any]:
+    """Return what federations with several promises have found."""
+    rows: list[dict[str, Any]] = []
+    for unit in ("document", "window"):
+        with (folder / f"privacy-{unit}.csv").open(newline="") as file:
+            rows += [
+                {"unit": unit} | {key: float(row[key]) for key in row if key != "unit"} for row in csv.DictReader(file)
+            ]
+    for row in rows:
+        row["epsilon"] = None if math.isinf(row["epsilon"]) else row["epsilon"]  # JSON has no infinity
+    return {
+        "command": "python -m benchmarks.privacy --seeds 0,1,2",
+        "seeds": list(range(int(rows[0]["runs"]))),
+        "rows": rows,
+    }
+
+
+def take_audits(folder: Path) -> dict[str, Any]:
+    """Return, for each audit, what its best attack has shown."""
+    rows, seeds = [], []
+    for path in sorted(folder.glob("seed-*/audit.json")):
+        found = json.loads(path.read_text())
+        seeds.append(int(path.parent.name.removeprefix("seed-")))
+        rows.append(
+            {
+                "seed": seeds[-1],
+                "epsilon_lower": max(row["epsilon_lower"] for row in found),
+                "epsilon_upper": found[0]["epsilon_upper"],
+                "aucs": [min(row["auc"] for row in found), max(row["auc"] for row in found)],
+                "tpr": max(row["tpr_at_1_percent"] for row in found),
+            }
+        )
+    command = "fpld audit audit --epsilon 3 --seed N --out runs/audits/seed-N"
+    return {"command": command, "seeds": seeds, "rows": rows}
+
+
 def mean_and_error(values: list[float]) -> tuple[float, float]:
     """Return a mean and its standard error."""
     return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
@@ -78,9 +116,13 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 def table(name: str) -> str:
     """Return a table with the command that makes it."""
     kept = json.loads((DOCS / "results" / f"{name}.json").read_text())
-    lines = student_lines(kept["rows"]) if name == EQUAL_BYTES else run_lines(kept["rows"])
+    lines = LINES.get(name, run_lines)(kept["rows"])
     seeds = ", ".join(map(str, kept["seeds"]))
-    said = f"Means over seeds {seeds} with standard errors; *behind* is paired: `{kept['command']}`, {kept['commit']}."
+    source = f"`{kept['command']}`, {kept['commit']}."
+    if name == "audits":  # a line for each seed
+        return "\n".join([*lines, "", source, ""])
+    paired = "ahead" if name == "privacy" else "behind"
+    said = f"Means over seeds {seeds} with standard errors; *{paired}* is paired: {source}"
     return "\n".join([*lines, "", said, ""])
 
 
@@ -105,6 +147,36 @@ def run_lines(rows: list[dict[str, Any]]) -> list[str]:
             f"| {label(row)} | {loss} | {behind} | {size(row['uplink_bytes'])} | {size(row['downlink_bytes'])} |"
         )
     return lines
+
+
+def privacy_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of federations with several promises."""
+    head = "| unit | epsilon | base | best node alone | nodes alone, mean | student | student ahead of the best node |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        shown = [f"{row[name]:.3f} ± {row[name + '_se']:.3f}" for name in ("base", "best_alone", "mean_alone", "fpld")]
+        promise = "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
+        lines.append(
+            f"| {row['unit']} | {promise} | {' | '.join(shown)} | {row['ahead']:+.3f} ± {row['ahead_se']:.3f} |"
+        )
+    return lines
+
+
+def audit_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of audits."""
+    lines = [
+        "| seed | epsilon at least | epsilon at most | AUC of the attacks | best TPR at 1 % FPR |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        low, high = row["aucs"]
+        bounds = f"{row['epsilon_lower']:.2f} | {row['epsilon_upper']:.2f}"
+        lines.append(f"| {row['seed']} | {bounds} | {low:.2f} to {high:.2f} | {row['tpr']:.2f} |")
+    return lines
+
+
+TAKEN = {"equal-bytes": take_students, "privacy": take_privacy, "audits": take_audits}
+LINES = {"equal-bytes": student_lines, "privacy": privacy_lines, "audits": audit_lines}
 
 
 def label(row: dict[str, Any]) -> str:
