@@ -58,7 +58,8 @@ def distill(
     if not found < most:
         raise InputError(
             f"distill.rate must be lower: the student diverged, with {found:.3g} nats to its target; {what} "
-            f"{most:.3g}; the last checkpoint is intact"
+            f"{most:.3g}; or the labels have next to nothing to teach, after little local training or with the noise of "
+            "[privacy]; the last checkpoint is intact"
         )
     return student.state(), found
 
