@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from fpld.codecs.prior import ranges
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from fpld.storage.folder import Arrays
     from fpld.students import Student, Target
 
+log = logging.getLogger(__name__)
+
+LITTLE = 0.02
+"""Nats by which a student may be worse than the last one without having diverged: steps that follow noise."""
+
 
 def node_round(part: Part, place: Place, task: bytes) -> bytes:
     """Run a node's round: `work`."""
@@ -45,7 +51,11 @@ def distill(
     options: dict[str, Any],
     public: Path | None,
 ) -> tuple[Arrays, float]:
-    """Distil the student from a target; return its weights, and how far it is from the target (`divergence`)."""
+    """Distil the student from a target; return its weights, and how far it is from the target (`divergence`).
+
+    Labels may have nothing to teach, after little local training or with the noise of privacy: then the weights come
+    back as they were.
+    """
     student = open_student(base, state)
     reference = student.copy()
     text = None if public is None else read_arrays(public)[0]["tokens"]
@@ -54,12 +64,14 @@ def distill(
     with before("evaluating the student"):
         found = divergence(student, probe.sequences, target, reference)
     # A student that knows less than nothing, or less than the last one, must not be broadcast.
+    if target.relative and 0 <= found < LITTLE:
+        log.warning("the student has learnt nothing from these labels (%.2g nats worse): the last one stays", found)
+        return state, 0.0
     most, what = (0.0, "the last student has") if target.relative else (blank_kl(target.array), "equal chances have")
     if not found < most:
         raise InputError(
             f"distill.rate must be lower: the student diverged, with {found:.3g} nats to its target; {what} "
-            f"{most:.3g}; or the labels have next to nothing to teach, after little local training or with the noise of "
-            "[privacy]; the last checkpoint is intact"
+            f"{most:.3g}; the last checkpoint is intact"
         )
     return student.state(), found
 
