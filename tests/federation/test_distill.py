@@ -21,9 +21,14 @@ VOCAB = 16
 SEQUENCES = np.random.default_rng(0).integers(VOCAB, size=(4, 8))
 
 
+OPTIONS = {"steps": 3, "seed": 0, "rate": 1.0}
+
+Given = tuple["Path", dict[str, Any], ProbeSet, Target]
+
+
 @pytest.fixture
-def given(tmp_path: Path) -> tuple[Any, ...]:
-    """Return the arguments of the job, with a target that asks for no change."""
+def given(tmp_path: Path) -> Given:
+    """Return the first arguments of the job, with a target that asks for no change."""
     student = NGram(NGramConfig(vocab=VOCAB))
     student.save(tmp_path / "base.safetensors")
     probe = ProbeSet(SEQUENCES.astype(np.int32), VOCAB, "0" * 64)
@@ -32,11 +37,11 @@ def given(tmp_path: Path) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("worse", [0.0, 0.9 * jobs.LITTLE])
 def test_a_student_that_has_learnt_nothing_stays_as_it_was(
-    given: tuple[Any, ...], worse: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    given: Given, worse: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(jobs, "divergence", lambda *_: worse)
     with caplog.at_level(logging.WARNING, "fpld"):
-        state, found = jobs.distill(*given, {"steps": 3, "seed": 0, "rate": 1.0}, None)
+        state, found = jobs.distill(*given, OPTIONS, None)
     assert found == 0.0
     assert "has learnt nothing" in caplog.text
     for name, value in given[1].items():
@@ -44,16 +49,14 @@ def test_a_student_that_has_learnt_nothing_stays_as_it_was(
 
 
 @pytest.mark.parametrize("worse", [1.1 * jobs.LITTLE, 5.0, float("nan")])
-def test_a_student_that_is_far_worse_has_diverged(
-    given: tuple[Any, ...], worse: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_student_that_is_far_worse_has_diverged(given: Given, worse: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "divergence", lambda *_: worse)
     with pytest.raises(InputError, match="diverged"):
-        jobs.distill(*given, {"steps": 3, "seed": 0, "rate": 1.0}, None)
+        jobs.distill(*given, OPTIONS, None)
 
 
-def test_a_student_that_has_learnt_is_new(given: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_that_has_learnt_is_new(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "divergence", lambda *_: -0.1)
-    state, found = jobs.distill(*given, {"steps": 3, "seed": 0, "rate": 1.0}, None)
+    state, found = jobs.distill(*given, OPTIONS, None)
     assert found == -0.1
     assert set(state) == set(given[1])
