@@ -1,7 +1,8 @@
 """What privacy costs: a federation with several promises, beside the same one without any and beside each node alone.
 
-    python -m benchmarks.privacy --seeds 0,1,2
-    python -m benchmarks.privacy --unit window --batch 64 --seeds 0,1,2
+    python -m benchmarks.privacy --epsilons 8,3,1
+    python -m benchmarks.privacy --preset private-hospitals --epsilons 8
+    python -m benchmarks.privacy --unit window --batch 64 --rate 1e-3 --epsilons 8
 
 A row has the held-out loss of the base model, of the best node alone, of the mean of the nodes alone and of the
 student, all trained with the same epsilon, and how far the student is ahead of the best node; inf is the same
@@ -52,7 +53,7 @@ def losses(folder: Path) -> dict[str, float]:
 def main() -> None:
     """Run what is missing, and print a table of means and standard errors over seeds."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--preset", default="private", help="a preset or a TOML file with [privacy] (default: private)")
+    parser.add_argument("--preset", default="private", help="a preset with [privacy] (default: private)")
     parser.add_argument("--epsilons", type=numbers, default=[math.inf, 8.0, 3.0, 1.0], metavar="E,E,...")
     parser.add_argument("--unit", choices=("document", "window"), default="document")
     parser.add_argument("--batch", type=int, metavar="N", help="units in a step, in place of privacy.batch")
@@ -67,19 +68,19 @@ def main() -> None:
         for seed in map(int, given.seeds):
             config, text = configuration.load(given.preset, seed=seed)
             config = promising(config, epsilon, changes, given.rate)
-            folder = given.out / f"{given.unit}-{epsilon:g}" / f"seed-{seed}"
+            folder = given.out / f"{given.preset}-{given.unit}-{epsilon:g}" / f"seed-{seed}"
             if not (folder / "result.json").exists():
                 said = {"epsilon": epsilon, "rate": config.local.rate, **changes}
                 run(config, f"{text}\n# {said}\n", folder, resume=folder.exists())
             found.append(losses(folder))
-        row: Row = {"unit": given.unit, "epsilon": epsilon, "runs": len(found)}
+        row: Row = {"preset": given.preset, "unit": given.unit, "epsilon": epsilon, "runs": len(found)}
         for name in (*SHOWN, "ahead"):
             values = [each[name] for each in found]
             row[name] = statistics.mean(values)
             row[f"{name}_se"] = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         rows.append(row)
         print({name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}, flush=True)
-        write_csv(given.out / f"privacy-{given.unit}.csv", rows)
+        write_csv(given.out / f"privacy-{given.preset}-{given.unit}.csv", rows)
 
 
 if __name__ == "__main__":

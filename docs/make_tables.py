@@ -75,18 +75,19 @@ def take_students(folder: Path) -> dict[str, Any]:
 def take_privacy(folder: Path) -> dict[str, Any]:
     """Return what federations with several promises have found."""
     rows: list[dict[str, Any]] = []
-    for unit in ("document", "window"):
-        with (folder / f"privacy-{unit}.csv").open(newline="") as file:
-            rows += [
-                {"unit": unit} | {key: float(row[key]) for key in row if key != "unit"} for row in csv.DictReader(file)
-            ]
-    for row in rows:
-        row["epsilon"] = None if math.isinf(row["epsilon"]) else row["epsilon"]  # JSON has no infinity
-    return {
-        "command": "python -m benchmarks.privacy --seeds 0,1,2",
-        "seeds": list(range(int(rows[0]["runs"]))),
-        "rows": rows,
-    }
+    for path in sorted(folder.glob("privacy-*.csv")):
+        with path.open(newline="") as file:
+            rows += [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return {"command": "python -m benchmarks.privacy", "seeds": list(range(int(rows[0]["runs"]))), "rows": rows}
+
+
+def _number(text: str) -> float | str | None:
+    """Return a number of a table, None where it is missing or infinite, which JSON has not; words as they are."""
+    try:
+        number = float(text or "inf")
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else None
 
 
 def take_audits(folder: Path) -> dict[str, Any]:
@@ -119,10 +120,10 @@ def table(name: str) -> str:
     lines = LINES.get(name, run_lines)(kept["rows"])
     seeds = ", ".join(map(str, kept["seeds"]))
     source = f"`{kept['command']}`, {kept['commit']}."
-    if name == "audits":  # a line for each seed
-        return "\n".join([*lines, "", source, ""])
-    paired = "ahead" if name == "privacy" else "behind"
-    said = f"Means over seeds {seeds} with standard errors; *{paired}* is paired: {source}"
+    if name in ("audits", "privacy"):
+        said = source if name == "audits" else f"Nats per token, seed {seeds}: {source}"
+    else:
+        said = f"Means over seeds {seeds} with standard errors; *behind* is paired: {source}"
     return "\n".join([*lines, "", said, ""])
 
 
@@ -151,14 +152,14 @@ def run_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 def privacy_lines(rows: list[dict[str, Any]]) -> list[str]:
     """Return the lines of federations with several promises."""
-    head = "| unit | epsilon | base | best node alone | nodes alone, mean | student | student ahead of the best node |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| preset | unit | epsilon | base | best node alone | nodes alone, mean | student |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
-        shown = [f"{row[name]:.3f} ± {row[name + '_se']:.3f}" for name in ("base", "best_alone", "mean_alone", "fpld")]
+        shown = [f"{row[name]:.4f}" for name in ("base", "best_alone", "mean_alone", "fpld")]
         promise = "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
-        lines.append(
-            f"| {row['unit']} | {promise} | {' | '.join(shown)} | {row['ahead']:+.3f} ± {row['ahead_se']:.3f} |"
-        )
+        lines.append(f"| `{row['preset']}` | {row['unit']} | {promise} | {' | '.join(shown)} |")
     return lines
 
 
