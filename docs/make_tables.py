@@ -38,8 +38,9 @@ _TABLE = re.compile(r"(<!-- table ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def take(name: str, folder: Path) -> None:
-    """Keep what a command with several seeds has found, with the commit that found it."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)  # noqa: S607
+    """Keep what a command has found, with the commit of the checkout that its folder lies in."""
+    asked = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True)
     found = TAKEN[name](folder) if name in TAKEN else take_runs(name, folder)
     kept = {"command": found.pop("command"), "commit": commit.stdout.strip(), **found}
     (DOCS / "results").mkdir(exist_ok=True)
