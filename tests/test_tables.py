@@ -104,3 +104,9 @@ def test_the_figure_has_a_point_for_every_method_that_sends() -> None:
     draw(summarize([result({"base": 4.0, "fedavg, 1 round": 3.9, "fedavg, 2 rounds": 3.8, "fpld": 3.5})] * 2), figure)
     (axes,) = figure.axes
     assert set(axes.get_legend_handles_labels()[1]) == {"base", "fedavg", "fpld"}
+
+
+def test_no_audit_shows_more_than_was_promised() -> None:
+    kept = json.loads((DOCS / "results" / "audits.json").read_text())
+    assert len(kept["rows"]) == 5
+    assert all(row["epsilon_lower"] <= row["epsilon_upper"] <= 3 for row in kept["rows"])
