@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fpld.students.base import Student
 
 _PREDICTED = 1 << 20  # coordinates that a student predicts at a time
-_MOST = 1 << 27  # coordinates that are looked at, of sequences spread evenly: of a large vocabulary some will do
+_MOST = 1 << 25  # coordinates that are looked at, of sequences spread evenly: of a large vocabulary some will do
 _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
 
 
@@ -27,7 +27,7 @@ def divergence(
     For a dense target: KL(target || student), at least 0. For a relative one: the cross entropy of the student to the
     target less that of the reference, sum_v t_v (log q_ref,v - log q_v): 0 for the reference itself, negative for a
     student that has learnt, positive for one that is worse than before. Nothing of size m x V is held, and of a large
-    probe set only as many sequences are looked at as have 2^27 coordinates.
+    probe set only as many sequences are looked at as have 2^25 coordinates.
     """
     width = max(1, _PREDICTED // target.vocab)
     length = sequences.shape[1]

@@ -7,6 +7,7 @@ first round here, if the rate is theirs.
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,10 @@ class Averaging:
         asked = bench.config.baselines.rounds
         if asked is None:
             return [self._row(bench, self.name, bench.config.run.rounds)]
-        # One round may wait for the federation's models: the others fill the gaps that the federation leaves.
-        rows = {rounds: self._row(bench, _label(self.name, rounds), rounds) for rounds in sorted(asked, reverse=True)}
-        return [rows[rounds] for rounds in asked]
+        # Side by side: one round may wait for the federation's models, the others fill the gaps that it leaves.
+        with ThreadPoolExecutor(len(asked)) as threads:
+            rows = {each: threads.submit(self._row, bench, _label(self.name, each), each) for each in asked}
+        return [rows[each].result() for each in asked]
 
     def _row(self, bench: Bench, method: str, rounds: int) -> Row:
         state, uplink = bench.start, 0
