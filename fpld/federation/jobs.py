@@ -154,9 +154,8 @@ def evaluate_own(
         return [own_losses(folder / str(i), [text], 0, length, run=run) for i, text in enumerate(texts)]
 
 
-def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:
-    """Return the held-out loss at each node of the mixture of several models: the mean of their probabilities."""
+def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int, node: int) -> float:
+    """Return the loss on a node's held-out text of the mixture of several models: the mean of their probabilities."""
     models = [open_student(base, state) for base, state in zip(bases, states, strict=True)]
-    texts, _ = read_arrays(heldout)
     with before("noting its loss"):
-        return [mixture_loss(models, texts[str(i)], length) for i in range(len(texts))]
+        return mixture_loss(models, read_arrays(heldout)[0][str(node)], length)

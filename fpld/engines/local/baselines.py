@@ -129,8 +129,12 @@ def ensemble(bench: Bench) -> list[Row]:
     bases = [run.path / base_file(config, index) for index in range(len(config.nodes))]
     subject, heldout = Subject("baseline", model="ensemble"), run.path / HELDOUT
     models, length = bench.models(), config.probe.length
-    losses = bench.pool.submit(run_on, subject, jobs.evaluate_mixture, bases, models, heldout, length)
-    return [bench.row("ensemble", losses)]
+    # A job for each text: that of all texts would take longer than any other evaluation.
+    losses = [
+        bench.pool.submit(run_on, subject, jobs.evaluate_mixture, bases, models, heldout, length, node)
+        for node in range(len(config.nodes))
+    ]
+    return [measured_row("ensemble", [loss.result() for loss in losses], bench.bytes_per_token, 0, 0)]
 
 
 def float32(bench: Bench) -> list[Row]:

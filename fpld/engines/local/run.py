@@ -80,7 +80,7 @@ def jobs_in(config: Config) -> int:
         "fedavg": averaging,
         "fedavg-1bit": averaging,
         "flora": 1 if rounds == 1 else 1 + nodes,
-        "ensemble": 1,
+        "ensemble": nodes,
         "float32": plain,
     }
     # Nobody knows how many jobs a baseline from outside submits.
