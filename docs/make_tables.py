@@ -79,7 +79,8 @@ def take_privacy(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("privacy-*.csv")):
         with path.open(newline="") as file:
             rows += [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    return {"command": "python -m benchmarks.privacy", "seeds": list(range(int(rows[0]["runs"]))), "rows": rows}
+    command = "python -m benchmarks.privacy --epsilons inf,8,3,1` and `--preset private-hospitals --epsilons inf,8"
+    return {"command": command, "seeds": list(range(int(rows[0]["runs"]))), "rows": rows}
 
 
 def _number(text: str) -> float | str | None:
