@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from fpld.codecs import ArrayPrior
 from fpld.federation import jobs
 from fpld.federation.predictions import Predictions
+from fpld.federation.priorfile import FILE, fits, map_prior
 from fpld.federation.training import open_student
 from fpld.pace import Subject, run_on
 from fpld.protocol.priors import ComputedPrior
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
     from fpld.federation.rounds import Setup
     from fpld.protocol.priors import Notes
     from fpld.storage.folder import Arrays
-
-FILE = "prior.i16"
-KEPT = 1 << 31  # bytes up to which a prior is kept in a file; a larger one is computed again, block by block
 
 
 class RoundPrior(NamedTuple):
@@ -37,15 +32,14 @@ def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
     if not codecs.get(setup.config.codec.name).traits.prior:
         return RoundPrior()
     shape = probe.contexts, probe.vocab
-    path = setup.store.path / FILE if 2 * shape[0] * shape[1] <= KEPT else None
+    path = setup.store.path / FILE if fits(shape) else None
     margin = setup.config.probe.margin
     subject = Subject(setup.method, model="student")
     notes = setup.pool.submit(run_on, subject, jobs.predict, setup.base, student, probe, path, margin).result()
     if path is None:
         predict = Predictions(open_student(setup.base, student), probe.sequences)
         return RoundPrior(ComputedPrior(predict, notes), notes)
-    # The file is mapped: its memory is the system's to take back.
-    return RoundPrior(ArrayPrior(np.memmap(path, np.int16, "r", shape=shape)), notes)
+    return RoundPrior(map_prior(path, shape), notes)
 
 
 def drop_prior(setup: Setup) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from fpld.errors import ProtocolError
 from fpld.federation.keep import keep_own
 from fpld.federation.predictions import Predictions
+from fpld.federation.priorfile import FILE, agree
 from fpld.federation.private import note_spent, train
 from fpld.federation.probes import round_probe
 from fpld.federation.training import open_student
@@ -41,11 +42,15 @@ _MODEL = "model/"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node works: its folder of the run, the folder of the files that its part names, its tokens."""
+    """Where a node works: its folder of the run, the folder of the files that its part names, its tokens.
+
+    `prior` is the aggregator's file of the prior, where the node can read it.
+    """
 
     folder: Path
     files: Path
     text: Path
+    prior: Path | None = None
 
 
 def work(part: Part, place: Place, data: bytes, *, key: bytes = b"", secret: bool = False) -> bytes:
@@ -69,7 +74,7 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"", secret: boo
     student = open_student(place.files / part.files.base, model or None)
     with before("local training"):
         shared = _shared(student, task, part, place)
-        task, missing = _with_prior(shared, task, probe)
+        task, missing = _with_prior(shared, task, probe, place)
         if missing:
             return write_ask(missing, task.plan, key=key)
         _adopt(student, shared, task, part, probe)
@@ -83,6 +88,7 @@ def work(part: Part, place: Place, data: bytes, *, key: bytes = b"", secret: boo
     with before("sending them"):
         node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
     _save(store, node, {} if task.broadcast == "weights" and not part.differs else student.state(), run)
+    (place.folder / FILE).unlink(missing_ok=True)
     return frame
 
 
@@ -112,14 +118,14 @@ def _adopt(student: Student, shared: Student | None, task: Task, part: Part, pro
         student.distill(probe.sequences, target, seed=seed, reference=shared, **settings)
 
 
-def _with_prior(shared: Student | None, task: Task, probe: ProbeSet) -> tuple[Task, list[int]]:
+def _with_prior(shared: Student | None, task: Task, probe: ProbeSet, place: Place) -> tuple[Task, list[int]]:
     """Return the task with the prior that its notes let the node compute, or the blocks that it must ask for."""
     if task.notes is None:
         return task, []
     if shared is None:
         raise ProtocolError("the task has notes on a prior and no weights to compute it from")
-    prior = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
-    missing = prior.missing()
+    computed = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
+    prior, missing = agree(computed, [] if place.prior is None else [place.prior], place.folder / FILE)
     return (task, missing) if missing else (replace(task, plan=replace(task.plan, prior=prior)), [])
 
 

@@ -161,11 +161,13 @@ class ComputedPrior:
 
     def missing(self) -> list[int]:
         """Return the blocks that this machine does not round as the aggregator did, and that were not sent."""
-        return [
-            block
-            for block in range(len(self.notes.counts))
-            if block_digest(self._integers(block)) != self.notes.digests[block].tobytes()
-        ]
+        return [block for block, (_, agreed) in enumerate(self.blocks()) if not agreed]
+
+    def blocks(self) -> Iterator[tuple[Integers, bool]]:
+        """Yield the integers of each block as this machine rounds them, and whether the aggregator did so too."""
+        for block in range(len(self.notes.counts)):
+            integers = self._integers(block)
+            yield integers, block_digest(integers) == self.notes.digests[block].tobytes()
 
     def block(self, rows: range) -> Integers:
         """Return the integers of a range of contexts."""

@@ -12,6 +12,7 @@ from fpld.federation.bases import base_file
 from fpld.federation.engine import Absence, Heldout
 from fpld.federation.federation import Federation
 from fpld.federation.part import parts
+from fpld.federation.priorfile import FILE
 from fpld.federation.work import Place
 from fpld.pace import Subject, run_on
 from fpld.storage.folder import HELDOUT, text_file
@@ -70,8 +71,8 @@ class LocalEngine:
 
     def place(self, node: int) -> Place:
         """Return where a node works."""
-        run = self._setup.run.path
-        return Place(self._federation.store.path / f"nodes/{node}", run, run / text_file(node))
+        run, store = self._setup.run.path, self._federation.store.path
+        return Place(store / f"nodes/{node}", run, run / text_file(node), store / FILE)
 
     def _submit(self, node: int, task: Task) -> Future[tuple[bytes, float]]:
         data = task.to_bytes()
