@@ -12,7 +12,7 @@ from fpld.federation.continuations import prompts, write_continuations
 from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
 from fpld.federation.private import train
-from fpld.federation.training import blank_kl, heldout_losses, mixture_loss, open_student
+from fpld.federation.training import blank_kl, open_student
 from fpld.federation.work import work
 from fpld.pace import before
 from fpld.protocol.priors import collect, take_notes
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from fpld.data import ProbeSet
+    from fpld.federation.heldout import Nats
     from fpld.federation.part import Part
     from fpld.federation.private import Promise
     from fpld.federation.work import Place
@@ -122,21 +123,21 @@ def finetune(
     return student.state()
 
 
-def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> list[float]:
-    """Return the held-out loss at each node."""
-    return _losses(open_student(base, state), heldout, length)
+def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> Nats:
+    """Return a model's nats on the held-out text of each node: `fpld.federation.heldout`."""
+    return _nats(open_student(base, state), heldout, length)
 
 
-def evaluate_stacked(base: Path, states: Sequence[Arrays], heldout: Path, length: int) -> list[float]:
-    """Return the held-out loss at each node of a model with the adapters of several stacked."""
+def evaluate_stacked(base: Path, states: Sequence[Arrays], heldout: Path, length: int) -> Nats:
+    """Return the nats of a model with the adapters of several stacked, on the held-out text of each node."""
     student: Any = open_student(base)  # only a model with adapters can
-    return _losses(student.stacked(states), heldout, length)
+    return _nats(student.stacked(states), heldout, length)
 
 
-def _losses(student: Student, heldout: Path, length: int) -> list[float]:
+def _nats(student: Student, heldout: Path, length: int) -> Nats:
     texts, _ = read_arrays(heldout)
     with before("noting its loss"):
-        return heldout_losses(student, [texts[str(i)] for i in range(len(texts))], length)
+        return [student.token_nats(texts[str(i)], length) for i in range(len(texts))]
 
 
 def evaluate_own(
@@ -152,10 +153,3 @@ def evaluate_own(
         if everywhere:
             return [own_losses(folder / str(i), texts, i, length, run=run) for i in range(len(texts))]
         return [own_losses(folder / str(i), [text], 0, length, run=run) for i, text in enumerate(texts)]
-
-
-def evaluate_mixture(bases: Sequence[Path], states: Sequence[Arrays], heldout: Path, length: int, node: int) -> float:
-    """Return the loss on a node's held-out text of the mixture of several models: the mean of their probabilities."""
-    models = [open_student(base, state) for base, state in zip(bases, states, strict=True)]
-    with before("noting its loss"):
-        return mixture_loss(models, read_arrays(heldout)[0][str(node)], length)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
+from fpld.federation.heldout import difference
 from fpld.federation.keep import BEST, read_of_run
 from fpld.federation.state import TRACE
 
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from fpld.federation.federation import Federation
 
 Row = dict[str, Any]
+WINDOWS = "windows.json"
+"""The loss of the last student on each window of held-out text, where the engine sees them."""
 _MOST = 700.0  # nats: the exponential of more is no number any more
 
 
 def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
     """Write what a federation has come to into the run's folder; return the table, with the others' rows first."""
     setup = federation.setup
-    table = [*others, federation_row("fpld", federation)]
+    table = [*compare(others, federation), federation_row("fpld", federation)]
     students.write_state(setup.run.path / "student.safetensors", federation.state.student, like=setup.base)
     if federation.store.has(BEST):
         best = read_of_run(federation.store.path / BEST, federation.identity)
@@ -30,6 +33,18 @@ def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
     setup.run.write(TRACE, (federation.store.path / TRACE).read_bytes())
     setup.run.write_json("result.json", table)
     return table
+
+
+def compare(rows: Sequence[Row], federation: Federation) -> list[Row]:
+    """Return rows that say how far each is behind the federation, with windows of held-out text as units."""
+    ours = federation.store.read_json(WINDOWS) if federation.store.has(WINDOWS) else None
+    found = []
+    for row in rows:
+        theirs = row.get("windows")
+        behind = None if ours is None or theirs is None else difference(theirs, ours)
+        kept = {key: value for key, value in row.items() if key != "windows"}
+        found.append(kept if behind is None else kept | {"behind": behind.mean, "behind_se": behind.error})
+    return found
 
 
 def federation_row(method: str, federation: Federation) -> Row:
@@ -59,4 +74,6 @@ def table_row(
         "perplexity": None if loss is None or loss > _MOST else float(np.exp(loss)),
         "uplink_bytes": int(uplink_bytes),
         "downlink_bytes": int(downlink_bytes),
+        "behind": None,
+        "behind_se": None,
     }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
+from fpld.federation.heldout import losses
 from fpld.numerics import log_softmax, split
 from fpld.storage.files import read_utf8, write_atomic
 from fpld.students import Student, student_class
@@ -64,24 +65,7 @@ def one_thread(kind: str) -> None:
 
 def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], length: int) -> list[float]:
     """Return the loss in nats per token on the held-out text of each node."""
-    losses = []
-    for tokens in heldout:
-        nats, count = student.loss(tokens, length)
-        losses.append(nats / count)
-    return losses
-
-
-def mixture_loss(models: Sequence[Student], tokens: np.ndarray[Any, Any], length: int) -> float:
-    """Return the loss in nats per token of the mean of the models' probabilities, on whole windows of a text."""
-    count = (len(tokens) - 1) // length * length
-    windows, following = tokens[:count].reshape(-1, length), tokens[1 : count + 1]
-    total, start = 0.0, 0
-    for blocks in zip(*(model.logit_blocks(windows) for model in models), strict=True):
-        chosen = np.arange(len(blocks[0])), following[start : start + len(blocks[0])]
-        chances = np.mean([np.exp(log_softmax(block)[chosen], dtype=np.float64) for block in blocks], axis=0)
-        total -= float(np.log(chances).sum())
-        start += len(blocks[0])
-    return total / count
+    return losses([student.token_nats(tokens, length) for tokens in heldout])
 
 
 def blank_kl(target: np.ndarray[Any, Any]) -> float:

@@ -157,7 +157,10 @@ class Spending(_Read):
 
 
 class Result(_Read):
-    """A row of `result.json`: a method, its held-out loss and what it sent."""
+    """A row of `result.json`: a method, its held-out loss and what it sent.
+
+    `behind` is how far its loss is above the federation's, with a standard error that has windows of text as units.
+    """
 
     method: str
     heldout_loss: float | None
@@ -165,6 +168,8 @@ class Result(_Read):
     perplexity: float | None
     uplink_bytes: int = Field(ge=0)
     downlink_bytes: int = Field(default=0, ge=0)
+    behind: float | None = None
+    behind_se: float | None = None
 
 
 class Texts(_Read):

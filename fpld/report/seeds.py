@@ -21,6 +21,7 @@ def summarize(results: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
     """Return a row for each method that all seeds have: mean loss over the seeds with its standard error, mean bytes.
 
     `behind` is by how much the method's loss is above the federation's, seed by seed: a mean with its standard error.
+    `windows_se` is the standard error with windows of held-out text as units, where all runs know theirs.
 
     >>> runs = [[{"method": "fpld", "heldout_loss": 3.0, "uplink_bytes": 8, "downlink_bytes": 0},
     ...          {"method": "fedavg", "heldout_loss": loss, "uplink_bytes": 9, "downlink_bytes": 0}]
@@ -48,6 +49,7 @@ def _row(method: str, tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> Row:
         "heldout_se": _standard_error(losses),
         "behind": mean(behind),
         "behind_se": _standard_error(behind),
+        "windows_se": _pooled([table[method].get("behind_se") for table in tables]),
         "uplink_bytes": round(mean(table[method]["uplink_bytes"] for table in tables)),
         "downlink_bytes": round(mean(table[method]["downlink_bytes"] for table in tables)),
     }
@@ -55,6 +57,12 @@ def _row(method: str, tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> Row:
 
 def _standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def _pooled(errors: Sequence[float | None]) -> float | None:
+    """Return the standard error of a mean of differences that have these."""
+    known = [error for error in errors if error is not None]
+    return math.hypot(*known) / len(known) if known and len(known) == len(errors) else None
 
 
 def draw(rows: Sequence[Row], figure: FigureBase) -> None:

@@ -158,7 +158,12 @@ class Student(ABC):
         return out
 
     def loss(self, tokens: np.ndarray, length: int) -> tuple[float, int]:
-        """Return (nats, count): the cross entropy summed over all tokens but the first, and their number.
+        """Return (nats, count): the sum of `token_nats`, and how many they are."""
+        nats = self.token_nats(tokens, length)
+        return float(np.sum(nats, dtype=np.float64)), len(nats)
+
+    def token_nats(self, tokens: np.ndarray, length: int) -> np.ndarray:
+        """Return the cross entropy of each token but the first, in nats.
 
         The text is cut into windows of `length` tokens that see only themselves; the last may be shorter.
         """
@@ -166,20 +171,19 @@ class Student(ABC):
         tokens = check_tokens(tokens, self.vocab, length + 1)
         count = len(tokens) - 1
         whole = count // length * length
-        nats = 0.0
+        found: list[np.ndarray] = []
         for start, stop in ((0, whole), (whole, count)):
             if start < stop:
                 width = length if start == 0 else stop - start
-                nats += self._nats(tokens[start:stop].reshape(-1, width), tokens[start + 1 : stop + 1])
-        return nats, count
+                found += self._nats(tokens[start:stop].reshape(-1, width), tokens[start + 1 : stop + 1])
+        return np.concatenate(found)
 
-    def _nats(self, sequences: np.ndarray, following: np.ndarray) -> float:
-        nats, start = 0.0, 0
+    def _nats(self, sequences: np.ndarray, following: np.ndarray) -> Iterator[np.ndarray]:
+        start = 0
         for block in self.logit_blocks(sequences):
             chosen = block[np.arange(len(block)), following[start : start + len(block)]]
-            nats += float(np.sum(log_sum_exp(block) - chosen, dtype=np.float64))
+            yield log_sum_exp(block) - chosen
             start += len(block)
-        return nats
 
     def finetune(self, tokens: np.ndarray, *, steps: int, seed: int, rate: float | None = None) -> float:
         """Train on a text for `steps` minibatches; return the mean loss of the last tenth, in nats.

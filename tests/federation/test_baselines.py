@@ -69,13 +69,29 @@ def test_one_round_trains_nothing_twice(config_file: Path, tmp_path: Path, train
     bits = len(onebit.encode(start, seed=0))
     assert rows["fedavg-1bit"]["uplink_bytes"] == 3 * bits < rows["fedavg"]["uplink_bytes"] / 30
     assert rows["fedavg-1bit"]["heldout_loss"] < rows["base"]["heldout_loss"]
+    behind, error = behind_by_windows(models[0], students.load(out / "student.safetensors"), texts)
+    assert rows["alone: north"]["behind"] == pytest.approx(behind, abs=1e-5)
+    assert rows["alone: north"]["behind_se"] == pytest.approx(error, rel=1e-3)
+    assert all("windows" not in row for row in rows.values())
 
 
 def mixed(models: list[students.Student], text: Any) -> float:
-    """The loss of the mean of the models' probabilities, by the definition, on whole windows of 16 tokens."""
-    count = (len(text) - 1) // 16 * 16
-    chances = np.mean([softmax(model.logits(text[:count].reshape(-1, 16))) for model in models], axis=0)
-    return float(-np.log(chances[np.arange(count), text[1 : count + 1]]).mean())
+    """The loss of the mean of the models' probabilities, by the definition, in windows of 16 tokens."""
+    whole = (len(text) - 1) // 16 * 16
+    parts = [text[:whole].reshape(-1, 16), text[whole:-1][None]]
+    chances = [np.mean([softmax(model.logits(part)) for model in models], axis=0) for part in parts if part.size]
+    return float(-np.log(np.concatenate(chances)[np.arange(len(text) - 1), text[1:]]).mean())
+
+
+def behind_by_windows(model: students.Student, student: students.Student, texts: list[Any]) -> tuple[float, float]:
+    """How far a model is behind the student, window by window, and the standard error of the mean over texts."""
+    means, variances = [], []
+    for text in texts:
+        cuts = [text[start : start + 17] for start in range(0, len(text) - 16, 16)]
+        differences = [(model.loss(cut, 16)[0] - student.loss(cut, 16)[0]) / 16 for cut in cuts]
+        means.append(np.mean(differences))
+        variances.append(np.var(differences, ddof=1) / len(differences))
+    return float(np.mean(means)), float(np.sqrt(np.sum(variances)) / len(texts))
 
 
 @pytest.mark.slow

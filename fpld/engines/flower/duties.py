@@ -22,6 +22,7 @@ from fpld.engines.flower.ledger import Ledger, Question
 from fpld.engines.flower.spending import allow_spending, epsilon_so_far
 from fpld.errors import ProtocolError
 from fpld.federation import jobs
+from fpld.federation.heldout import losses
 from fpld.federation.log import listen
 from fpld.federation.own import own_losses
 from fpld.federation.part import Part
@@ -127,7 +128,8 @@ def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes
     part, place = order.part, order.place
     write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
     with _told(home, 0):
-        loss = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)[0]
+        nats = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)
+        loss = losses(nats)[0]
         own = _compare(home, order, loss)
     arrays, meta = RunFolder(place.folder).read_arrays(HELDOUT)
     answer = {"kind": "evaluated", "round": question.round}

@@ -71,7 +71,7 @@ class Averaging:
             change = average(updates)
             state = {name: np.asarray(value + change[name], np.float32) for name, value in state.items()}
         weights = sum(array.nbytes for array in state.values())
-        return bench.row(method, bench.evaluate(state), uplink, rounds * len(bench.config.nodes) * weights)
+        return bench.row(method, bench.evaluate(state).result(), uplink, rounds * len(bench.config.nodes) * weights)
 
 
 def _label(name: str, rounds: int) -> str:

@@ -12,13 +12,14 @@ from fpld import students
 from fpld.engines.local.engine import evaluation, federate
 from fpld.federation import jobs
 from fpld.federation.bases import base_file
+from fpld.federation.heldout import losses, mixture, windows
 from fpld.federation.keep import OWN, read_of_run
 from fpld.federation.prepare import prepare
 from fpld.federation.private import promised
 from fpld.federation.result import federation_row, measured_row
 from fpld.pace import Subject, run_on
 from fpld.seeds import derive_seed
-from fpld.storage.folder import HELDOUT, text_file
+from fpld.storage.folder import text_file
 
 if TYPE_CHECKING:
     import threading
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from fpld.config import Config
     from fpld.federation.federation import Federation
+    from fpld.federation.heldout import Nats
     from fpld.federation.result import Row
     from fpld.storage.folder import Arrays, RunFolder
 
@@ -38,7 +40,8 @@ log = logging.getLogger(__name__)
 class Bench(NamedTuple):
     """What a baseline works with: the configuration, the prepared folder, who does the jobs, and the federation.
 
-    `first` holds the trainings of a first round by the number of rounds, under a lock: all who average begin alike.
+    What several baselines share is done once, under a lock: `first` holds the trainings of a first round by the number
+    of rounds, since all who average begin alike, and `judged` the evaluations of the nodes' models.
     """
 
     config: Config
@@ -47,6 +50,7 @@ class Bench(NamedTuple):
     pool: Executor
     federation: Future[Federation]
     first: dict[int, list[Future[Any]]]
+    judged: list[Future[Any]]
     lock: threading.Lock
 
     @property
@@ -73,14 +77,23 @@ class Bench(NamedTuple):
         arguments = evaluation(self.config, self.run, state, index)
         return self.pool.submit(run_on, Subject("baseline"), jobs.evaluate, *arguments)
 
-    def row(self, method: str, losses: Future[Any], uplink_bytes: int = 0, downlink_bytes: int = 0) -> Row:
-        """Return a row of the table."""
-        return measured_row(method, losses.result(), self.bytes_per_token, uplink_bytes, downlink_bytes)
+    def judge(self) -> list[Nats]:
+        """Return the nats of the nodes' models on all nodes' held-out texts, when the federation has ended."""
+        models = self.models()
+        with self.lock:
+            if not self.judged:
+                self.judged.extend(self.evaluate(state, index) for index, state in enumerate(models))
+        return [future.result() for future in self.judged]
+
+    def row(self, method: str, nats: Nats, uplink_bytes: int = 0, downlink_bytes: int = 0) -> Row:
+        """Return a row of the table, with the loss of each window until the table is written."""
+        row = measured_row(method, losses(nats), self.bytes_per_token, uplink_bytes, downlink_bytes)
+        return row | {"windows": windows(nats, self.config.probe.length)}
 
 
 def base(bench: Bench) -> list[Row]:
     """Evaluate the student before the first round."""
-    return [bench.row("base", bench.evaluate(None))]
+    return [bench.row("base", bench.evaluate(None).result())]
 
 
 def alone(bench: Bench) -> list[Row]:
@@ -90,14 +103,14 @@ def alone(bench: Bench) -> list[Row]:
     """
     config, nodes = bench.config, range(len(bench.config.nodes))
     if config.run.rounds == 1:
-        states = bench.models()
+        found = bench.judge()
     else:
         log.info("baseline: each node alone")
         steps, rate = config.local.steps * config.run.rounds, config.baselines.rate or config.local.rate
         trained = [bench.train(i, None, steps, derive_seed(config.run.seed, "alone", i), rate) for i in nodes]
         states = [future.result() for future in trained]
-    losses = [bench.evaluate(state, index) for index, state in enumerate(states)]
-    return [bench.row(f"alone: {node.name}", loss) for node, loss in zip(config.nodes, losses, strict=True)]
+        found = [future.result() for future in [bench.evaluate(state, index) for index, state in enumerate(states)]]
+    return [bench.row(f"alone: {node.name}", nats) for node, nats in zip(config.nodes, found, strict=True)]
 
 
 def pooled(bench: Bench) -> list[Row]:
@@ -117,7 +130,7 @@ def pooled(bench: Bench) -> list[Row]:
         promised(config),
     ).result()
     private = run.read_json("prepared.json")["private_bytes"]  # pooling would send the text itself
-    return [bench.row("pooled", bench.evaluate(state), private)]
+    return [bench.row("pooled", bench.evaluate(state).result(), private)]
 
 
 def ensemble(bench: Bench) -> list[Row]:
@@ -125,16 +138,7 @@ def ensemble(bench: Bench) -> list[Row]:
 
     Nobody can send it: it takes all models at once.
     """
-    config, run = bench.config, bench.run
-    bases = [run.path / base_file(config, index) for index in range(len(config.nodes))]
-    subject, heldout = Subject("baseline", model="ensemble"), run.path / HELDOUT
-    models, length = bench.models(), config.probe.length
-    # A job for each text: that of all texts would take longer than any other evaluation.
-    losses = [
-        bench.pool.submit(run_on, subject, jobs.evaluate_mixture, bases, models, heldout, length, node)
-        for node in range(len(config.nodes))
-    ]
-    return [measured_row("ensemble", [loss.result() for loss in losses], bench.bytes_per_token, 0, 0)]
+    return [bench.row("ensemble", mixture(bench.judge()))]
 
 
 def float32(bench: Bench) -> list[Row]:

@@ -11,8 +11,10 @@ from fpld.federation import jobs
 from fpld.federation.bases import base_file
 from fpld.federation.engine import Absence, Heldout
 from fpld.federation.federation import Federation
+from fpld.federation.heldout import losses, windows
 from fpld.federation.part import parts
 from fpld.federation.priorfile import FILE
+from fpld.federation.result import WINDOWS
 from fpld.federation.work import Place
 from fpld.pace import Subject, run_on
 from fpld.storage.folder import HELDOUT, text_file
@@ -90,8 +92,9 @@ class LocalEngine:
         """Evaluate the student on the held-out text of all nodes, in one job."""
         arguments = evaluation(self._setup.config, self._setup.run, student)
         subject = Subject(self._federation.name, self._federation.aggregator.round, "student")
-        losses = self._setup.pool.submit(run_on, subject, jobs.evaluate, *arguments).result()
-        return Heldout(losses, self._bytes_per_token)
+        nats = self._setup.pool.submit(run_on, subject, jobs.evaluate, *arguments).result()
+        self._federation.store.write_json(WINDOWS, windows(nats, self._setup.config.probe.length))
+        return Heldout(losses(nats), self._bytes_per_token)
 
 
 def _timed(subject: Subject, job: Callable[..., bytes], *arguments: Any) -> tuple[bytes, float]:

@@ -47,7 +47,7 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             # baselines may have what is free, but never the last worker: distillation needs it.
             last = partial(lanes.allow, count - 1) if count > 1 else None
             main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0), last)
-            bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, threading.Lock())
+            bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, [], threading.Lock())
             others = [threads.submit(_baseline, name, bench, lanes.opened) for name in config.baselines.methods]
             try:
                 federation = main.result()
@@ -74,13 +74,14 @@ def jobs_in(config: Config) -> int:
     plain = rounds * (nodes + 2)
     federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.continuations > 0))
     averaging = sum(1 + nodes * count for count in config.baselines.rounds or [rounds])
+    judged = nodes if "ensemble" in config.baselines.methods else 0
     each = {
-        "alone": nodes if rounds == 1 else 2 * nodes,
+        "alone": nodes - judged if rounds == 1 else 2 * nodes,
         "pooled": 2,
         "fedavg": averaging,
         "fedavg-1bit": averaging,
         "flora": 1 if rounds == 1 else 1 + nodes,
-        "ensemble": nodes,
+        "ensemble": judged,
         "float32": plain,
     }
     # Nobody knows how many jobs a baseline from outside submits.

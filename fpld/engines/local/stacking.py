@@ -27,5 +27,5 @@ def flora(bench: Bench) -> list[Row]:
     sizes = [as_float32(state, 0)[0] for state in states]
     base, heldout = run.path / base_file(config, None), run.path / HELDOUT
     subject, length = Subject("baseline", model="flora"), config.probe.length
-    losses = bench.pool.submit(run_on, subject, jobs.evaluate_stacked, base, states, heldout, length)
-    return [bench.row("flora, 1 round", losses, sum(sizes), sum(sizes))]
+    nats = bench.pool.submit(run_on, subject, jobs.evaluate_stacked, base, states, heldout, length)
+    return [bench.row("flora, 1 round", nats.result(), sum(sizes), sum(sizes))]
