@@ -87,6 +87,7 @@ rules: Registry[Rule] = Registry(
         "median": "fpld.rules.robust:MEDIAN",
         "geometric": "fpld.rules.geometric:GEOMETRIC",
         "guarded": "fpld.rules.guarded:GUARDED",
+        "fitted": "fpld.rules.fitted:FITTED",
     },
 )
 allocators: Registry[Allocator] = Registry(

@@ -85,7 +85,7 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
         (
             'rule = "mean"',
             'rule = "mixtur"',
-            "combine.rule: rule must be one of geometric, guarded, mean, median, mixture, precision",
+            "combine.rule: rule must be one of fitted, geometric, guarded, mean, median, mixture, precision",
         ),
         ('name = "uniform"', 'name = "uniforn"', "codec.name: codec must be one of float32, predictive, predictive-st"),
         (

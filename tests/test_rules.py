@@ -56,6 +56,7 @@ OF_CHANCES: dict[str, Callable[[Array], Array]] = {
     "mixture": lambda chances: chances.mean(axis=0),
     "geometric": median_point,
     "guarded": guarded,
+    "fitted": lambda chances: chances.mean(axis=0),  # nobody says what followed
 }
 
 
@@ -73,6 +74,7 @@ DEFINITIONS: dict[str, Callable[[Array, Array, Array], Array]] = {
     "median": lambda values, *_: np.median(values, axis=0),
     "geometric": lambda values, _, bias: of_logits("geometric", values, bias),
     "guarded": lambda values, _, bias: of_logits("guarded", values, bias),
+    "fitted": lambda values, _, bias: of_logits("fitted", values, bias),
 }
 each_rule = pytest.mark.parametrize("rule", [pytest.param(rules.get(name), id=name) for name in DEFINITIONS])
 

@@ -89,6 +89,12 @@ class ProbeSet:
         """Return m = S * T."""
         return int(self.sequences.size)
 
+    @property
+    def following(self) -> NDArray[np.int64]:
+        """Return the token that follows each context [m]; -1 after the last of a sequence, where it is not known."""
+        nobody = np.full((len(self.sequences), 1), -1)
+        return np.concatenate([self.sequences[:, 1:], nobody], axis=1).astype(np.int64).ravel()
+
     @functools.cached_property
     def digest(self) -> str:
         """Return the SHA-256 over shape, vocabulary, tokenizer digest and tokens (little-endian, by rows)."""

@@ -99,13 +99,13 @@ def open_round(setup: Setup, state: State) -> tuple[Aggregator, dict[int, Task]]
     aggregator, probe = Aggregator(setup.settings), setup.probe(state.round + 1)
     aggregator.restore(state.learnt, state.known)
     prior, notes = round_prior(setup, state.student, probe)
-    digest = bytes.fromhex(probe.digest)
+    about: dict[str, Any] = {"probe": bytes.fromhex(probe.digest), "following": probe.following}
     if setup.config.combine.broadcast == "weights":
-        return aggregator, aggregator.open("weights", state.student, prior, notes=notes, probe=digest)
+        return aggregator, aggregator.open("weights", state.student, prior, notes=notes, **about)
     # Nodes without the student's weights cannot compute its prediction: the plan holds it.
     if state.target is None:
-        return aggregator, aggregator.open("none", {}, prior, probe=digest)
-    return aggregator, aggregator.open("logits", {"logits": state.target}, prior, probe=digest)
+        return aggregator, aggregator.open("none", {}, prior, **about)
+    return aggregator, aggregator.open("logits", {"logits": state.target}, prior, **about)
 
 
 def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Callable[[str], None]) -> tuple[State, Info]:
@@ -163,9 +163,7 @@ def _warn(aggregator: Aggregator, combined: Combined) -> None:
     for node, trust in zip(combined.nodes, () if combined.trust is None else combined.trust, strict=False):
         if trust < DOUBTFUL:
             name = aggregator.settings.names[node]
-            log.warning(
-                "round %d: %s is far off the others, and counts for %.2g of a node", aggregator.round, name, trust
-            )
+            log.warning("round %d: %s counts for %.2g of a node: its labels are far off", aggregator.round, name, trust)
 
 
 def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> Line:

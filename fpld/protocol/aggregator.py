@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fpld.codecs import Prior
     from fpld.protocol.priors import Notes
     from fpld.rules import Rule
-    from fpld.types import Floats
+    from fpld.types import Floats, Ints
 
 
 class Receipt(NamedTuple):
@@ -112,6 +112,7 @@ class Aggregator:
         self._learnt: dict[int, np.ndarray[Any, Any]] = {}
         self._tasks: dict[int, Task] = {}
         self._asked: dict[int, list[int]] = {}
+        self._following: Ints | None = None
 
     @property
     def phase(self) -> Phase:
@@ -166,11 +167,13 @@ class Aggregator:
         *,
         notes: Notes | None = None,
         probe: bytes | None = None,
+        following: Ints | None = None,
     ) -> dict[int, Task]:
         """Begin the next round: return a task for each node.
 
         `prior` is what a predictive codec codes against; with `notes` on it the nodes compute it themselves. `probe` is
-        the digest of the round's probe set, if it is not that of the settings.
+        the digest of the round's probe set, if it is not that of the settings; `following` are the tokens that follow
+        its contexts, where they are known.
         """
         self._step(Event.OPEN)
         self.round += 1
@@ -198,7 +201,7 @@ class Aggregator:
             for node in range(len(s.names))
         }
         self._spool.clear()
-        self._learnt, self._asked = {}, {}
+        self._learnt, self._asked, self._following = {}, {}, following
         self._tasks = {
             node: Task(plan, s.codec, s.against, broadcast, arrays, notes, base=self._base(node))
             for node, plan in self._plans.items()
@@ -241,7 +244,9 @@ class Aggregator:
         payloads = [payload_of(self._spool.get(node)) for node in nodes]
         observer = RoundObserver(self._learner, nodes, plans, agreement=not codec.traits.sparse)
         combined = combine(
-            Replies(codec, s.combining, payloads, plans, own, self._learner.trusted(nodes)), observer, s.threads
+            Replies(codec, s.combining, payloads, plans, own, self._learner.trusted(nodes), self._following),
+            observer,
+            s.threads,
         )
         observer.close(codec, combined)
         self._learner.learn(self._learnt)

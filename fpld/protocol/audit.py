@@ -48,14 +48,22 @@ def _dense(replies: Replies) -> Audit:
     """Add up inner products of probabilities, and probabilities, over the audited contexts."""
     count, (_, vocab) = len(replies.plans), replies.shape
     chosen = audited(replies)
-    products, sums = np.zeros((count, count)), np.zeros((count, vocab))
+    products, sums, gains = np.zeros((count, count)), np.zeros((count, vocab)), np.zeros(count)
+    known = np.zeros(0, int) if replies.following is None else replies.following[chosen]
     for rows, nodes in _blocks(replies):
-        some = chosen[(chosen >= rows.start) & (chosen < rows.stop)] - rows.start
-        found = add_up([_chances(replies, k, rows, node)[some] for k, node in enumerate(nodes)])
+        here = (chosen >= rows.start) & (chosen < rows.stop)
+        some = chosen[here] - rows.start
+        labels = [_chances(replies, k, rows, node)[some] for k, node in enumerate(nodes)]
+        found = add_up(labels)
         products += found[0]
         sums += found[1]
+        if replies.following is not None:
+            follows = known[here]
+            places = np.flatnonzero(follows >= 0)
+            gains += [label[places, follows[places]].sum(dtype=np.float64) for label in labels]
     sums /= len(chosen)
-    return Audit(products / len(chosen), sums @ sums.T)
+    foretold = None if replies.following is None else gains / max(int((known >= 0).sum()), 1)
+    return Audit(products / len(chosen), sums @ sums.T, foretold)
 
 
 def _blocks(replies: Replies) -> Iterator[tuple[range, Iterator[Decoded]]]:
@@ -84,6 +92,7 @@ def _sparse(replies: Replies) -> Audit:
 
     count, (contexts, vocab) = len(replies.plans), replies.shape
     products, sums, noise = np.zeros((count, count)), np.zeros((count, vocab)), np.zeros(count)
+    gains = np.zeros(count)
     ranges = split(contexts, vocab, _BLOCK)
     readers = [SAMPLES.reader(payload, plan) for payload, plan in zip(replies.payloads, replies.plans, strict=True)]
     for blocks in sparse_together(readers, ranges):
@@ -93,8 +102,28 @@ def _sparse(replies: Replies) -> Audit:
         products += found
         for k, block in enumerate(blocks):
             sums[k] += np.bincount(block.tokens, block.changes, minlength=vocab)
+        if replies.following is not None:
+            gains += _gains(replies, blocks, replies.following)
     sums /= contexts
-    return Audit((products - np.diag(noise)) / contexts, sums @ sums.T - np.diag(noise) / contexts**2)
+    products = (products - np.diag(noise)) / contexts
+    foretold = None if replies.following is None else gains / max(int((replies.following >= 0).sum()), 1)
+    return Audit(products, sums @ sums.T - np.diag(noise) / contexts**2, foretold)
+
+
+def _gains(replies: Replies, blocks: Sequence[Sparse], following: Ints) -> Floats:
+    """Return the sums over contexts of each node's changes times what followed, less the prior."""
+    from fpld.codecs.samples.chances import TABLE, prior_totals  # brings numba along
+    from fpld.codecs.samples.reading import prior_block
+
+    rows = blocks[0].rows
+    prior, follows = prior_block(replies.plans[0], rows), following[rows.start : rows.stop]
+    totals, found = prior_totals(prior), []
+    for block in blocks:
+        places = np.repeat(np.arange(len(rows)), np.diff(block.starts))
+        known = follows[places] >= 0
+        expected = TABLE[-prior[places, block.tokens]] / totals[places]
+        found.append(float((block.changes * ((block.tokens == follows[places]) - expected))[known].sum()))
+    return np.array(found)
 
 
 def _products(blocks: Sequence[Sparse], vocab: int) -> Floats:

@@ -29,7 +29,8 @@ class Replies:
     """The payloads of the nodes that answered, in the order of their numbers, with their plans.
 
     `own` holds what each node coded against, for sequential refinement; what is decoded is added to it. `trust` is how
-    far the nodes were trusted before this round, for rules that remember.
+    far the nodes were trusted before this round, for rules that remember. `following` are the tokens that follow the
+    contexts in the public text [m], -1 where none does, for rules that compare nodes with it.
     """
 
     codec: Codec
@@ -38,6 +39,7 @@ class Replies:
     plans: Sequence[Plan]
     own: Sequence[Floats32] = ()
     trust: Floats | None = None
+    following: Ints | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -59,10 +59,16 @@ class Judge(Rule, Protocol):
 
 
 class Audit(NamedTuple):
-    """Hold the nodes' inner products [K, K]: the mean over contexts, and those of their means over contexts."""
+    """Hold the nodes' inner products [K, K]: the mean over contexts, and those of their means over contexts.
+
+    They are of probabilities, or of what these add to a prior that all share. `gains` [K] are the products with what
+    followed the contexts in the public text, less the prior: they say how much a node's labels are worth there. They
+    are None where that is not known.
+    """
 
     each: Floats
     whole: Floats
+    gains: Floats | None = None
 
 
 def probabilities(decoded: Decoded) -> Reals:

@@ -55,7 +55,7 @@ class Guarded:
         >>> GUARDED.judge(Audit(labels @ labels.T, np.zeros((4, 4)))).round(2).tolist()
         [1.0, 1.0, 1.0, 0.0]
         """
-        excess = np.max([self._excess(gram) for gram in audit], axis=0)
+        excess = np.max([self._excess(gram) for gram in (audit.each, audit.whole)], axis=0)
         trust: Floats = np.maximum(np.exp(-self.eta * excess) * (1.0 if before is None else before), _LEAST)
         return trust
 
