@@ -13,7 +13,7 @@ from fpld.federation.own import own_losses
 from fpld.federation.predictions import Predictions
 from fpld.federation.private import train
 from fpld.federation.training import blank_kl, open_student
-from fpld.federation.work import work
+from fpld.federation.work import adopt_last, work
 from fpld.pace import before
 from fpld.protocol.priors import collect, take_notes
 from fpld.storage.arrays import read_arrays
@@ -42,6 +42,11 @@ LITTLE = 0.02
 def node_round(part: Part, place: Place, task: bytes) -> bytes:
     """Run a node's round: `work`."""
     return work(part, place, task)
+
+
+def adopt(part: Part, place: Place, state: Arrays, run: str) -> None:
+    """Let a node's own model learn from the last student: `adopt_last`."""
+    adopt_last(part, place, state, run)
 
 
 def distill(

@@ -6,6 +6,7 @@ which run it is.
 METHOD/best.safetensors             the student of the round with the lowest held-out loss
 METHOD/nodes/N/alone.safetensors    node N's model after its first round: the base, trained on its own text alone
 METHOD/nodes/N/own.safetensors      node N's model after its last round: the student, trained on its own text
+METHOD/nodes/N/adopted.safetensors  node N's model, if it is of another kind, distilled from the last student
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from fpld.storage.folder import Arrays
     from fpld.students import Student
 
-BEST, ALONE, OWN = "best.safetensors", "alone.safetensors", "own.safetensors"
+BEST, ALONE, OWN, ADOPTED = "best.safetensors", "alone.safetensors", "own.safetensors", "adopted.safetensors"
 
 
 def keep_best(folder: Path, student: Arrays, trace: Sequence[Line], *, like: Path, run: str) -> None:

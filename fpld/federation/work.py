@@ -7,12 +7,12 @@ survive is in one file, written whole: the machine's state with its last frame, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld.errors import ProtocolError
-from fpld.federation.keep import keep_own
+from fpld.federation.keep import ADOPTED, OWN, keep_own, read_of_run
 from fpld.federation.predictions import Predictions
 from fpld.federation.priorfile import FILE, agree
 from fpld.federation.private import note_spent, train
@@ -25,6 +25,7 @@ from fpld.protocol.node import Node
 from fpld.protocol.priors import ComputedPrior
 from fpld.rules.target import Target
 from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
 from fpld.storage.folder import RunFolder
 from fpld.storage.kept import previous, read_kept, recall_kept, write_kept
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from fpld.students import Student
 
 STATE = "state.safetensors"
+OWN_TEXT = 1.0
+"""The weight of a node's own text beside the student's predictions, when its own model learns from the last student."""
 _MODEL = "model/"
 
 
@@ -114,8 +117,28 @@ def _adopt(student: Student, shared: Student | None, task: Task, part: Part, pro
             raise ProtocolError("the task announces combined logits and holds none")
         student.distill(probe.sequences, task.arrays["logits"], seed=seed, **settings)
     elif shared is not None and part.differs and task.plan.round > 1:
-        target = Target.unchanged(probe.contexts, probe.vocab)
-        student.distill(probe.sequences, target, seed=seed, reference=shared, **settings)
+        _learn(student, shared, probe, seed, settings)
+
+
+def adopt_last(part: Part, place: Place, state: Arrays, run: str) -> None:
+    """Let a model of the node's own kind learn from the last student, and keep what came of it.
+
+    It goes on learning from the node's own text meanwhile, or it would forget that. Nothing of it is sent.
+    """
+    probe = round_probe(place.files / part.files.probe, None, part.seed, part.rounds)
+    read_of_run(place.folder / OWN, run)
+    own, shared = open_student(place.folder / OWN), open_student(place.files / part.files.student, state)
+    seed = derive_seed(part.seed, "adopt", part.rounds + 1, part.index)
+    with before("evaluating it"):
+        settings = part.training(part.distill, part.rounds)
+        text = read_arrays(place.text)[0]
+        _learn(own, shared, probe, seed, settings | {"public": text["tokens"], "public_weight": OWN_TEXT})
+    own.save(place.folder / ADOPTED, run=run)
+
+
+def _learn(student: Student, shared: Student, probe: ProbeSet, seed: int, settings: dict[str, Any]) -> None:
+    target = Target.unchanged(probe.contexts, probe.vocab)
+    student.distill(probe.sequences, target, seed=seed, reference=shared, **settings)
 
 
 def _with_prior(shared: Student | None, task: Task, probe: ProbeSet, place: Place) -> tuple[Task, list[int]]:

@@ -43,7 +43,9 @@ from fpld.students.readout import target_loss, token_loss
 BLOCK_BYTES = 64 << 20
 """The most that one block of logits takes, unless a single sequence takes more."""
 KEPT_BYTES = 512 << 20
-"""The most that kept hidden states of lower layers take; what comes after is computed each time."""
+"""The most that kept hidden states of a model's lower layers take; what comes after is computed each time."""
+_BELOW: dict[tuple[object, ...], dict[bytes, Tensor]] = {}
+"""Hidden states of lower layers, by model and by sequence: they never change, so students of a process share them."""
 
 
 class Remembering(TensorPredictor):
@@ -76,7 +78,7 @@ class HuggingFace(GradientStudent):
     Config = HuggingFaceConfig
     config: HuggingFaceConfig  # with what was found in the folder
     _network: Network
-    _below: dict[bytes, Tensor]  # by sequence, what never changes; copies share it, as they share the weights
+    _below: dict[bytes, Tensor]  # by sequence, what never changes
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
@@ -115,9 +117,12 @@ class HuggingFace(GradientStudent):
         return None if self._positions is None else int(self._positions) - self.config.bos
 
     def to(self, device: str) -> Self:
-        """Move to a device ("auto", "cpu" or "cuda") in place; what was kept of lower layers is forgotten."""
-        self._below = {}
-        return super().to(device)
+        """Move to a device ("auto", "cpu" or "cuda") in place."""
+        super().to(device)
+        trunk, config = self._network.trunk, self.config
+        depth = 0 if trunk is None else len(trunk.below)
+        self._below = _BELOW.setdefault((config.weights, config.dtype, config.bos, depth, str(self.device)), {})
+        return self
 
     @classmethod
     def load(cls, path: str | Path, *, model: str | Path | None = None) -> Self:
@@ -184,9 +189,10 @@ class HuggingFace(GradientStudent):
         new = {key: index for index, key in enumerate(keys) if key not in self._below}
         fresh: dict[bytes, Tensor] = {}
         if new:
-            # Not in inference mode, whatever the caller is in: a later gradient may go through what is kept.
+            # Not in inference mode, whatever the caller is in: a later gradient may go through what is kept. One by
+            # one: what is kept must not depend on the sequences that it was asked for with.
             with torch.inference_mode(False):
-                fresh = dict(zip(new, self._network.below(ids[list(new.values())]), strict=True))
+                fresh = {key: self._network.below(ids[row : row + 1])[0] for key, row in new.items()}
             room = KEPT_BYTES // fresh[next(iter(new))].nbytes - len(self._below)
             self._below.update(islice(fresh.items(), max(room, 0)))
         return torch.stack([fresh[key] if key in fresh else self._below[key] for key in keys])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from fpld.rules.target import Target
 from fpld.students import huggingface
@@ -24,6 +25,11 @@ CUT = tuple(family for family in FAMILIES if family != "gemma2")  # its logits a
 @pytest.fixture(scope="module", params=CUT)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(request.param, tmp_path_factory.mktemp(request.param), VOCAB)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept() -> None:
+    huggingface._BELOW.clear()
 
 
 def student(folder: Path, **options: Any) -> HuggingFace:
@@ -49,6 +55,18 @@ def test_kept_states_give_the_logits_of_the_whole_model(folder: Path, options: d
     assert np.array_equal(first, one.logits(SEQUENCES))
     mixed = np.concatenate([SEQUENCES[:2], SEQUENCES[:2] + 1, SEQUENCES[:1]]) % VOCAB
     assert np.allclose(one.logits(mixed), other.logits(mixed), atol=1e-5)
+
+
+def test_students_share_what_is_kept_and_it_does_not_depend_on_who_asked(folder: Path) -> None:
+    trained(folder).logits(SEQUENCES)
+    other = student(folder, lora_layers=1)
+    kept = dict(other._below)
+    assert len(kept) == len(SEQUENCES)
+    huggingface._BELOW.clear()
+    again = student(folder, lora_layers=1)
+    again.logits(SEQUENCES[::-1][:4])
+    again.logits(SEQUENCES)
+    assert all(torch.equal(kept[key], states) for key, states in again._below.items())
 
 
 def test_lower_layers_are_not_run_again(folder: Path) -> None:
@@ -85,6 +103,7 @@ def test_what_is_kept_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     whole = made.logits(SEQUENCES)
     size = next(iter(made._below.values())).nbytes
     monkeypatch.setattr(huggingface, "KEPT_BYTES", 2 * size)
+    huggingface._BELOW.clear()
     other = trained(folder)
     assert np.allclose(other.logits(SEQUENCES), whole, atol=1e-5)
     assert len(other._below) == 2

@@ -110,7 +110,20 @@ def alone(bench: Bench) -> list[Row]:
         trained = [bench.train(i, None, steps, derive_seed(config.run.seed, "alone", i), rate) for i in nodes]
         states = [future.result() for future in trained]
         found = [future.result() for future in [bench.evaluate(state, index) for index, state in enumerate(states)]]
-    return [bench.row(f"alone: {node.name}", nats) for node, nats in zip(config.nodes, found, strict=True)]
+    rows = [bench.row(f"alone: {node.name}", nats) for node, nats in zip(config.nodes, found, strict=True)]
+    return rows + longer(bench)
+
+
+def longer(bench: Bench) -> list[Row]:
+    """Train models of the nodes' own kinds alone for as many steps as they make until they have adopted the student."""
+    config = bench.config
+    own = [index for index, node in enumerate(config.nodes) if node.student is not None]
+    steps = config.local.steps * config.run.rounds + config.distill.steps
+    seeds = {index: derive_seed(config.run.seed, "alone longer", index) for index in own}
+    rate = config.baselines.rate or config.local.rate
+    trained = {index: bench.train(index, None, steps, seeds[index], rate) for index in own}
+    found = {index: bench.evaluate(future.result(), index) for index, future in trained.items()}
+    return [bench.row(f"alone longer: {config.nodes[index].name}", nats.result()) for index, nats in found.items()]
 
 
 def pooled(bench: Bench) -> list[Row]:

@@ -73,8 +73,7 @@ class LocalEngine:
 
     def place(self, node: int) -> Place:
         """Return where a node works."""
-        run, store = self._setup.run.path, self._federation.store.path
-        return Place(store / f"nodes/{node}", run, run / text_file(node), store / FILE)
+        return place_of(self._federation, node)
 
     def _submit(self, node: int, task: Task) -> Future[tuple[bytes, float]]:
         data = task.to_bytes()
@@ -106,6 +105,29 @@ def _timed(subject: Subject, job: Callable[..., bytes], *arguments: Any) -> tupl
 def evaluation(config: Config, run: RunFolder, state: Arrays | None, index: int | None = None) -> tuple[Any, ...]:
     """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
     return run.path / base_file(config, index), state, run.path / HELDOUT, config.probe.length
+
+
+def place_of(federation: Federation, node: int) -> Place:
+    """Return where a node of a federation works."""
+    run, store = federation.setup.run.path, federation.store.path
+    return Place(store / f"nodes/{node}", run, run / text_file(node), store / FILE)
+
+
+def adopt(federation: Federation, pool: Executor) -> list[Future[None]]:
+    """Let nodes with models of their own kind learn from the last student."""
+    return [
+        pool.submit(
+            run_on,
+            Subject(federation.name, model=part.name),
+            jobs.adopt,
+            part,
+            place_of(federation, part.index),
+            federation.state.student,
+            federation.run_id,
+        )
+        for part in parts(federation.setup.config)
+        if part.differs
+    ]
 
 
 def federate(

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fpld.engines.local.baselines import Bench, base
-from fpld.engines.local.engine import federate
+from fpld.engines.local.engine import adopt, federate
 from fpld.engines.pool import Counting, Lanes, make_pool
 from fpld.federation import jobs
 from fpld.federation.claim import claim
@@ -59,6 +59,8 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
             nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
             differ = any(node.student for node in config.nodes)
             whose = nodes, heldout, config.probe.length, federation.run_id
+            for learning in adopt(federation, lanes.lane(0)):
+                learning.result()
             own = lanes.lane(0).submit(jobs.evaluate_own, *whose, everywhere=differ)
             for future in others:
                 rows += future.result()
@@ -74,9 +76,10 @@ def jobs_in(config: Config) -> int:
     plain = rounds * (nodes + 2)
     federation = plain + rounds * (codecs.get(config.codec.name).traits.prior + (config.run.continuations > 0))
     averaging = sum(1 + nodes * count for count in config.baselines.rounds or [rounds])
+    adopting = sum(node.student is not None for node in config.nodes)
     judged = nodes if "ensemble" in config.baselines.methods else 0
     each = {
-        "alone": nodes - judged if rounds == 1 else 2 * nodes,
+        "alone": (nodes - judged if rounds == 1 else 2 * nodes) + 2 * adopting,
         "pooled": 2,
         "fedavg": averaging,
         "fedavg-1bit": averaging,
@@ -85,7 +88,7 @@ def jobs_in(config: Config) -> int:
         "float32": plain,
     }
     # Nobody knows how many jobs a baseline from outside submits.
-    return 2 + federation + sum(each.get(name, 0) for name in config.baselines.methods)
+    return 2 + federation + adopting + sum(each.get(name, 0) for name in config.baselines.methods)
 
 
 def _baseline(name: str, bench: Bench, turn: threading.Event) -> list[Row]:
