@@ -50,7 +50,9 @@ def test_kept_states_give_the_logits_of_the_whole_model(folder: Path, options: d
     other._network.trunk = None
     assert one._network.trunk is not None
     first = one.logits(SEQUENCES)
-    assert np.array_equal(first, other.logits(SEQUENCES))
+    assert np.allclose(
+        first, other.logits(SEQUENCES), atol=1e-5
+    )  # lower layers run sequence by sequence, or all at once
     assert len(one._below) == len(SEQUENCES)
     assert np.array_equal(first, one.logits(SEQUENCES))
     mixed = np.concatenate([SEQUENCES[:2], SEQUENCES[:2] + 1, SEQUENCES[:1]]) % VOCAB
