@@ -230,6 +230,6 @@ def _of_rows(block: Block, rows: Ints, shape: tuple[int, ...]) -> Block:
         return block
     place_of = np.full(shape[0], -1)
     place_of[rows] = np.arange(rows.size)
-    row, column = np.divmod(places, shape[1])
-    wanted = place_of[row] >= 0
-    return (place_of[row[wanted]] * shape[1] + column[wanted]).astype(np.int32), symbols[wanted], tails[rows]
+    wanted = np.flatnonzero(np.repeat(place_of >= 0, shape[1])[places])  # a division of every place would take longer
+    row, column = np.divmod(places[wanted], shape[1])
+    return (place_of[row] * shape[1] + column).astype(np.int32), symbols[wanted], tails[rows]
