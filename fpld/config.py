@@ -202,11 +202,15 @@ class CombineSection(Section):
     predictions; where nodes cannot run the student, combined logits are sent, V numbers for each context.
 
     `trim` is how many of the largest and of the smallest values the rule `trimmed` leaves out (1).
+
+    `weight_bits` are those of each of the student's weights. With 16 the aggregator rounds them after every round, and
+    all ends go on from the rounded ones: about half as many bytes go to the nodes.
     """
 
     rule: Rule = "mixture"
     trim: Count | None = None
     broadcast: Literal["weights", "logits"] = "weights"
+    weight_bits: Literal[16, 32] = 32
 
 
 class TrainSection(Section):

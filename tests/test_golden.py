@@ -43,6 +43,11 @@ VERSIONS = {
     (4, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
     (4, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
     (4, "samples"): "55f4ebe53d34b4a3e757a6690bebf3b42e1b76be347ed261631a4f9c2fe18698",
+    (5, "uniform"): "2fa517f82a065bdebaa87292c7b503f9397a64323085146d1442c2574d043a40",
+    (5, "float32"): "cef933ea1c61fcd253e19fa788e41b54e80b11c6233fa85ceb291ed6cda9c000",
+    (5, "predictive"): "9df54dac1472ab038fe6bf03f309f8f72c9b68d18d46f6c50a7aa70d2e0c741b",
+    (5, "predictive-strict"): "cd4e673b1ec40baf8abf0cd605fa53b64d0f8fc7916b6eea4b7674a73fae3ae2",
+    (5, "samples"): "55f4ebe53d34b4a3e757a6690bebf3b42e1b76be347ed261631a4f9c2fe18698",
 }
 
 # Codec, contexts, vocabulary, bits per context, other fields of the plan, and the payload (a long one: its SHA-256).

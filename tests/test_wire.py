@@ -32,14 +32,14 @@ def test_payload_comes_back_and_overhead_is_fixed() -> None:
 def test_golden_frame() -> None:
     """The header byte by byte: a change here is a new version of the wire."""
     header = (
-        b"FPLD" + bytes.fromhex("0400 0100") + PLAN.run_id + bytes.fromhex("03000000 01000000") + bytes(range(32))
+        b"FPLD" + bytes.fromhex("0500 0100") + PLAN.run_id + bytes.fromhex("03000000 01000000") + bytes(range(32))
         + bytes.fromhex("06000000 32000000") + struct.pack("<d", 3.0) + PLAN.digest
         + struct.pack("<Q", len(PAYLOAD))
     )  # fmt: skip
     assert FRAME[: HEADER.size] == header
     assert PLAN.digest.hex() == "66255645e16319b6184bf579f30a80f56ed9e5e013fe5b3026bddc8a8bb96276"
     assert PLAN.run_id.hex() == "60292a589e1ff4e1bb2d205a8857b4b4"
-    assert FRAME[-16:].hex() == "86cf5cd19beed5a1234352f9a90c8d1f"
+    assert FRAME[-16:].hex() == "509f76504d83f1eda5580e9eebe79ea2"
 
 
 def test_cut_at_every_offset() -> None:
@@ -117,7 +117,7 @@ def test_a_prior_or_tables_that_differ_in_one_integer_are_refused() -> None:
 def test_other_codec_version_and_key_are_named() -> None:
     with pytest.raises(FrameError, match="codec must be 2, got 1"):
         unseal(FRAME, PLAN, codec=2)
-    with pytest.raises(FrameError, match="this build reads version 4"):
+    with pytest.raises(FrameError, match="this build reads version 5"):
         unseal(FRAME[:4] + b"\x02\x00" + FRAME[6:], PLAN, codec=1)
     with pytest.raises(FrameError, match="another key"):
         unseal(FRAME, PLAN, codec=1, key=b"secret")

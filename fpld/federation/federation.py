@@ -1,7 +1,8 @@
 """A federation in a folder of the run: its rounds one after the other, each committed before the next begins.
 
 `advance` is a round with the two calls of an engine in it. An engine with a loop of its own, as Flower's, makes the
-same steps: `open`, `deliver` for each frame, `close`, `finish`.
+same steps: `open`, `deliver` for each frame, `close`, `keep`. Its nodes evaluate a student when they get it, with the
+next round's task: `judge` takes their losses then, and `finish` those of the last student.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from fpld._check import printable
-from fpld.errors import QuorumError
+from fpld.errors import ProtocolError, QuorumError
+from fpld.federation.engine import Heldout
 from fpld.federation.keep import keep_best
 from fpld.federation.log import RESULT
+from fpld.federation.parcels import Parcels
 from fpld.federation.progress import Progress, next_phase
 from fpld.federation.rounds import Setup, begin, close_round, identity, open_round, settings, submit_continuations
 from fpld.federation.state import commit, recall
+from fpld.federation.traffic import Traffic
 from fpld.federation.worth import measured, with_means
 from fpld.pace import show_seconds
 from fpld.protocol import Aggregator
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from fpld.config import Config
-    from fpld.federation.engine import Absence, Engine, Heldout
+    from fpld.federation.engine import Absence, Engine
     from fpld.federation.prepare import Public
     from fpld.federation.state import Line, State
     from fpld.protocol import Combined, Receipt, Task
@@ -58,18 +62,25 @@ class Federation:
         self.name, self.store = name, RunFolder(run.path / name)
         self.setup = Setup(config, run, self.store, settings(config, public, mac_keys or {}, run_key), pool)
         self.identity = identity(self.setup, name)
-        self.state, trace = recall(self.store, run=self.identity) or (begin(self.setup), [])
+        self.state, trace, self._pending = recall(self.store, run=self.identity) or (begin(self.setup), [], None)
         self.trace = with_means(trace, self.names)
         self.aggregator = Aggregator(self.setup.settings)
         self._progress = Progress(self.store, self.names, config.run.rounds, config.run.deadline)
         self._closed: tuple[State, Line] = self.state, {}
-        self._carried = [0] * len(self.names)
+        self._traffic = Traffic(len(self.names))
+        self.parcels = Parcels(begin(self.setup).student)
+        self.parcels.turn(self.state.student)
         self._continuations: Future[list[dict[str, str]]] | None = None
 
     @property
     def done(self) -> bool:
         """Return whether all rounds are closed."""
         return self.state.round >= self.setup.settings.rounds
+
+    @property
+    def unjudged(self) -> int | None:
+        """Return the last round if its student is still to be evaluated."""
+        return None if self._pending is None else int(self._pending["round"])
 
     @property
     def run_id(self) -> str:
@@ -95,15 +106,15 @@ class Federation:
     def open(self) -> dict[int, Task]:
         """Begin the next round: return the task of each node."""
         self._progress.start()
-        self._carried = [0] * len(self.names)
+        self._traffic.clear()
         self.aggregator, tasks = open_round(self.setup, self.state)
         self._progress.open(self.aggregator.round, [bits / self.setup.settings.vocab for bits in self.aggregator.bits])
         self._say(f"local training at {len(tasks)} nodes; next: {self._next('collecting')}")
         return tasks
 
-    def carried(self, node: int, size: int) -> None:
-        """Count bytes that were sent to a node in this round."""
-        self._carried[node] += size
+    def carried(self, node: int, sizes: Mapping[str, int], *, up: bool = False) -> None:
+        """Count bytes that went to a node in this round, or came `up` from it, by kind (`fpld.federation.traffic`)."""
+        self._traffic.add(node, sizes, up=up)
 
     def worked(self, node: int, seconds: float) -> None:
         """Add to the time for which a node was at work in this round, where the engine knows it."""
@@ -138,26 +149,51 @@ class Federation:
         self._closed = state, info.line | {"absent": [asdict(absence) for absence in absent]}
         return info.combined
 
-    def finish(self, heldout: Heldout) -> Line:
-        """End the round with what the student is worth; commit it, and return its line of the trace."""
-        state, line = self._closed
+    def keep(self) -> None:
+        """Commit the round, with what its student is worth still to come."""
+        self._hold()
+        trace = with_means([*self.trace, *([] if self._pending is None else [self._pending])], self.names)
+        commit(self.store, self.state, trace, run=self.identity, pending=True)
+        self._progress.phase("closed")
+
+    def judge(self, heldout: Heldout) -> Line:
+        """Complete the line of the last round with what its student is worth; the next commit writes it."""
+        line = self._pending
+        if line is None:
+            raise ProtocolError("no student waits to be evaluated")
         refused = [
             {"node": refusal.node, "state": "refused", "reason": printable(refusal.reason)}
             for refusal in heldout.refused
         ]
         line = line | measured(heldout) | {"refused": [*line["refused"], *refused]}
-        line = line | {"node_downlink_bytes": self._carried, "downlink_bytes": sum(self._carried)}
-        line = line | {"continuations": [] if self._continuations is None else self._continuations.result()}
-        line = line | {"seconds": self._progress.seconds}
-        trace = with_means([*self.trace, line], self.names)
+        self.trace, self._pending = with_means([*self.trace, line], self.names), None
         # Which round is best is asked of held-out text, which a promise does not cover: then it is the last.
-        asked = trace if self.setup.config.privacy is None else trace[-1:]
-        keep_best(self.store.path, state.student, asked, like=self.setup.base, run=self.identity)
-        commit(self.store, state, trace, run=self.identity)
-        self.state, self.trace, line = state, trace, trace[-1]
-        self._progress.phase("closed")
+        asked = self.trace if self.setup.config.privacy is None else self.trace[-1:]
+        keep_best(self.store.path, self.state.student, asked, like=self.setup.base, run=self.identity)
+        line = self.trace[-1]
         log.info("%s, round %d: %s", self.name, line["round"], self._brought(line), extra=RESULT)
         return line
+
+    def finish(self, heldout: Heldout) -> Line:
+        """End the round with what the student is worth; commit it, and return its line of the trace."""
+        if self._pending is None:
+            self._hold()
+        else:  # what the evaluation of the last student took
+            self._pending = self._traffic.added(self._pending)
+        line = self.judge(heldout)
+        commit(self.store, self.state, self.trace, run=self.identity)
+        self._progress.phase("closed")
+        return line
+
+    def _hold(self) -> None:
+        """Take the closed round as the state; its line lacks what the student is worth."""
+        self.state, line = self._closed
+        self.parcels.turn(self.state.student)
+        line = line | measured(Heldout([None] * len(self.names), None))
+        line = self._traffic.added(line) | {"student_bytes": self.parcels.size}
+        line = line | {"continuations": [] if self._continuations is None else self._continuations.result()}
+        self._pending = line | {"seconds": self._progress.seconds}
+        self._traffic.clear()
 
     def _brought(self, line: Line) -> str:
         """Say what a round has brought, over which sites if not all, and how long the others will take."""

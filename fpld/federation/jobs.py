@@ -16,6 +16,7 @@ from fpld.federation.training import blank_kl, open_student
 from fpld.federation.work import adopt_last, work
 from fpld.pace import before
 from fpld.protocol.priors import collect, take_notes
+from fpld.protocol.weights import rounded
 from fpld.storage.arrays import read_arrays
 from fpld.students import divergence
 
@@ -56,8 +57,11 @@ def distill(
     target: Target,
     options: dict[str, Any],
     public: Path | None,
+    bits: int = 32,
 ) -> tuple[Arrays, float]:
     """Distil the student from a target; return its weights, and how far it is from the target (`divergence`).
+
+    With `bits` = 16 the weights are rounded first: what is measured and returned is what all ends will have.
 
     Labels may have nothing to teach, after little local training or with the noise of privacy: then the weights come
     back as they were.
@@ -67,6 +71,8 @@ def distill(
     text = None if public is None else read_arrays(public)[0]["tokens"]
     with before("measuring its distance to the target"):
         student.distill(probe.sequences, target, public=text, **options)
+    if bits < 32:
+        student.load_state(rounded(student.state(), bits))
     with before("evaluating the student"):
         found = divergence(student, probe.sequences, target, reference)
     # A student that knows less than nothing, or less than the last one, must not be broadcast.

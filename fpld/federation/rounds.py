@@ -155,7 +155,7 @@ def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
         "average": config.distill.average,
     }
     public = setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
-    return setup.base, state.student, setup.probe(round), target, options, public
+    return setup.base, state.student, setup.probe(round), target, options, public, config.combine.weight_bits
 
 
 def _warn(aggregator: Aggregator, combined: Combined) -> None:

@@ -2,7 +2,8 @@
 
 The checkpoint before it is kept, and used if the newest is damaged. The trace stands beside it, one line a round. It is
 written first: a line whose round has no checkpoint is of a round that never ended, and is dropped when the run goes on.
-The checkpoint holds a digest of the lines up to its round.
+The checkpoint holds a digest of the lines up to its round. Where nodes evaluate a round's student only with their next
+task, the round's line is not whole yet: the checkpoint itself holds it, until their losses are there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fpld.storage.folder import Arrays, RunFolder
 
 CHECKPOINT, TRACE = "checkpoint.safetensors", "trace.jsonl"
-_STUDENT, _TARGET, _LINES = "student/", "target", "trace"
+_STUDENT, _TARGET, _LINES, _PENDING = "student/", "target", "trace", "pending"
 
 Line = dict[str, Any]
 """What happened in a round, for a person to read: a line of the trace. No result depends on it."""
@@ -52,29 +53,39 @@ class State:
         return int(self.known["round"])
 
 
-def commit(store: RunFolder, state: State, trace: Sequence[Line], *, run: str) -> None:
-    """Write the trace up to the state's round, then the state of this run: with it the round has ended."""
+def commit(store: RunFolder, state: State, trace: Sequence[Line], *, run: str, pending: bool = False) -> None:
+    """Write the trace up to the state's round, then the state of this run: with it the round has ended.
+
+    `pending`: nobody has evaluated the student of the last line yet.
+    """
     _write_trace(store, trace)
+    whole = trace[:-1] if pending else trace
+    said = {_LINES: _digest(whole), **({_PENDING: trace[-1]} if pending else {})}
     arrays = {**state.learnt, **{_STUDENT + name: value for name, value in state.student.items()}}
     if state.target is not None:
         arrays[_TARGET] = state.target
-    write_kept(store.path / CHECKPOINT, arrays, {**state.known, _LINES: _digest(trace)}, run=run)
+    write_kept(store.path / CHECKPOINT, arrays, {**state.known, **said}, run=run)
 
 
-def recall(store: RunFolder, *, run: str | None) -> tuple[State, list[Line]] | None:
-    """Return the last sound state that was committed in this run (None: whichever) and its trace, if there is one."""
+def recall(store: RunFolder, *, run: str | None) -> tuple[State, list[Line], Line | None] | None:
+    """Return the last sound state that was committed in this run (None: whichever) and its trace, if there is one.
+
+    The third is the line of the last round if its student is still to be evaluated; then the trace ends before it.
+    """
     found = recall_kept(store.path / CHECKPOINT, run=run)
     if found is None:
         return None
     arrays, known = found
-    lines = known.pop(_LINES, None)
+    lines, pending = known.pop(_LINES, None), known.pop(_PENDING, None)
     student = {name.removeprefix(_STUDENT): arrays.pop(name) for name in list(arrays) if name.startswith(_STUDENT)}
     target = arrays.pop(_TARGET, None)
     state = State(student, arrays, known, target)
-    trace = _read_trace(store, state.round)
+    trace = _read_trace(store, state.round - (pending is not None))
     if lines not in (None, _digest(trace)):
         raise InputError(f"{store.path / TRACE} is damaged: it is not the trace of {CHECKPOINT}; start the run anew")
-    return state, trace
+    if pending is not None:
+        _write_trace(store, [*trace, pending])
+    return state, trace, pending
 
 
 def read_student(path: Path) -> Arrays:

@@ -77,10 +77,12 @@ class Known:
     @property
     def downlink(self) -> int | None:
         """Return the bytes that a node gets in a round, weights and notes on the prior; None if weights are unknown."""
-        if self.student is None:
-            return None
-        notes = notes_bytes(self.contexts, self.vocab) if codecs.get(self.codec).traits.prior else 0
-        return round(self.student) + notes
+        return None if self.student is None else round(self.student) + self.prior_notes
+
+    @property
+    def prior_notes(self) -> int:
+        """Return the bytes of a round's notes on the prior."""
+        return notes_bytes(self.contexts, self.vocab) if codecs.get(self.codec).traits.prior else 0
 
     @property
     def weights(self) -> Floats:

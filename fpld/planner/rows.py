@@ -44,6 +44,8 @@ def site_rows(plan: Forecast) -> list[Row]:
                 "held_by": plan.held_by[i] or None,
                 "round_bytes": plan.bytes_sent[i],
                 "downlink_bytes": known.downlink,
+                "down_weights": None if known.student is None else round(known.student),
+                "down_prior": None if known.student is None else known.prior_notes or None,
                 "round_seconds": plan.seconds[i],
                 "next_megabyte": plan.next_megabyte()[i],
                 **{name: float(other.bits_per_coordinate[i]) for name, other in others.items() if other is not plan},

@@ -172,7 +172,8 @@ def _weights_sent(config: Config, vocab: int) -> float | None:
     """Return the bytes of the student's weights, if they are sent and their number is known before the run."""
     if config.combine.broadcast != "weights":
         return None
-    return 4.0 * replace(config.student.settings, vocab=vocab).parameters or None
+    bytes_each = config.combine.weight_bits / 8
+    return bytes_each * replace(config.student.settings, vocab=vocab).parameters or None
 
 
 def _vocab(config: Config) -> int:

@@ -54,10 +54,8 @@ class Task:
         """Name the task, whatever blocks of the prior were sent along."""
         return digest(replace(self, sent={}).to_bytes())
 
-    def to_bytes(self) -> bytes:
-        """Serialize, the same for the same task."""
-        named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
-        plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
+    def all_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return all arrays as they travel: what is broadcast, the plan's own, what is noted of the prior."""
         prior = self.plan.prior if self.notes is None else None
         own = {
             "plan.prior": None if prior is None else prior.block(range(self.plan.contexts)),
@@ -65,9 +63,14 @@ class Task:
             **({} if self.notes is None else {_NOTES + name: array for name, array in self.notes.arrays().items()}),
             **{f"{_SENT}{block}": integers for block, integers in self.sent.items()},
         }
-        arrays = self.arrays | {name: array for name, array in own.items() if array is not None}
+        return self.arrays | {name: array for name, array in own.items() if array is not None}
+
+    def to_bytes(self) -> bytes:
+        """Serialize, the same for the same task."""
+        named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
+        plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
         head = {name: getattr(self, name) for name in ("codec", "against", "broadcast", "base")} | {"plan": plan}
-        return dump_arrays(arrays, {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
+        return dump_arrays(self.all_arrays(), {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Task:

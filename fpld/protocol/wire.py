@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fpld.types import Plan
 
 MAGIC = b"FPLD"
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("<4sHH16sII32sIId32sQ")
 CHECKSUM_BYTES = 16
 OVERHEAD = HEADER.size + CHECKSUM_BYTES

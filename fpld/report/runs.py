@@ -66,6 +66,9 @@ class Line(_Read):
     curves: list[tuple[float, float]] | None = None
     noise: list[float | None] = []
     downlink_bytes: int = 0
+    downlink: dict[str, int] = {}
+    uplink: dict[str, int] = {}
+    student_bytes: int = 0
     kl: float | None = None
     gain: float | None = None
     heldout_loss: float | None

@@ -6,6 +6,7 @@ import tomllib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from fpld.federation.traffic import DOWN, UP
 from fpld.units import show_size
 
 if TYPE_CHECKING:
@@ -93,10 +94,18 @@ def round_rows(run: Run) -> list[Row]:
             "round_bytes": line.sent,
             "all_bytes": sent,
             "downlink_bytes": line.downlink_bytes,
+            **_kinds("down", line.downlink),
+            **_kinds("up", line.uplink),
             "seconds": round(sum(line.phases.values()), 3),
         }
         for line, sent in zip(run.trace, run.uplink, strict=True)
     ]
+
+
+def _kinds(way: str, sizes: Mapping[str, int]) -> Row:
+    """Return a column for each kind of bytes that messages carry; a kind that no round has gets none."""
+    kinds = DOWN if way == "down" else UP
+    return {f"{way}_{kind}": sizes.get(kind) or None for kind in kinds}
 
 
 def node_rows(run: Run) -> list[Row]:

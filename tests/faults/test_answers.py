@@ -68,10 +68,10 @@ def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
     """Return what changes a node's evaluations: `changes` by (node, round); a text is an error with that text."""
 
     def changed(file: Path, reply: Message) -> Message:
-        if reply.has_error() or reply.metadata.message_type != "evaluate":
+        if reply.has_error() or "letter" not in reply.content:
             return reply
         body = Letter.parse(unpack(reply.content, "letter", LETTER)).body
-        change = changes.get((file.parent.name, body["round"]))
+        change = changes.get((file.parent.name, body.get("round", 0)))
         if isinstance(change, str):
             failed = Message(Error(2, change), reply_to=reply)
             failed.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
@@ -79,7 +79,7 @@ def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
         if change is not None:
             session = json.loads((deployment.folder / "flower/session.json").read_text())["session"]
             key = open_home(file).secret(bytes.fromhex(session))
-            reply.content = pack(letter=(write_letter(key, {**body, **change}), LETTER))
+            reply.content["letter"] = pack(letter=(write_letter(key, {**body, **change}), LETTER))["letter"]
         return reply
 
     return changed

@@ -49,8 +49,8 @@ def test_what_is_committed_is_recalled(target: bool, tmp_path: Path) -> None:
     commit(store, committed, lines(2), run="run")
     found = recall(store, run="run")
     assert found is not None
-    again, trace = found
-    assert (again.round, again.known, trace) == (2, committed.known, lines(2))
+    again, trace, pending = found
+    assert (again.round, again.known, trace, pending) == (2, committed.known, lines(2), None)
     assert again.student.keys() == committed.student.keys()
     for name, value in committed.student.items():
         assert np.array_equal(again.student[name], value)
@@ -67,6 +67,23 @@ def test_lines_of_rounds_that_never_ended_are_dropped(tmp_path: Path) -> None:
     assert found is not None
     assert found[1] == lines(1)
     assert len((tmp_path / TRACE).read_text().splitlines()) == 1  # whoever looks on does not see it either
+
+
+def test_a_round_that_is_still_to_be_evaluated_is_recalled_as_such(tmp_path: Path) -> None:
+    """Its line is in the checkpoint, whatever became of the one in the trace since; those before it are checked."""
+    store = RunFolder(tmp_path)
+    commit(store, made(2), lines(2), run="run", pending=True)
+    filled = [*lines(1), {**lines(2)[1], "heldout_loss": 9.0}, {"round": 3}]
+    store.write(TRACE, "".join(json.dumps(line) + "\n" for line in filled).encode())
+    found = recall(store, run="run")
+    assert found is not None
+    state, trace, pending = found
+    assert (state.round, state.known, trace, pending) == (2, made(2).known, lines(1), lines(2)[1])
+    shown = [json.loads(line) for line in (tmp_path / TRACE).read_text().splitlines()]
+    assert shown == lines(2)
+    store.write(TRACE, (json.dumps({**lines(1)[0], "kl": 5.0}) + "\n").encode())
+    with pytest.raises(InputError, match="is damaged"):
+        recall(store, run="run")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ class Deployment:
     def trace(self, out: str = "flower") -> list[dict[str, Any]]:
         lines = (self.folder / out / "fpld/trace.jsonl").read_text().splitlines()
         # How long it took, and what an engine sends down besides the tasks, are not the federation's.
-        own = {"seconds": None, "downlink_bytes": None, "node_downlink_bytes": None}
+        own = {"seconds": None, "downlink_bytes": None, "node_downlink_bytes": None, "downlink": None, "uplink": None}
         return [{**json.loads(line), **own} for line in lines]
 
     def log(self, out: str = "flower") -> list[str]:

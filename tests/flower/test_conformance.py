@@ -10,7 +10,7 @@ import pytest
 from fpld.engines.local.run import run
 from fpld.seeds import derive_key
 from fpld.storage.folder import RunFolder
-from tests.flower.conftest import NAMES, Deployment
+from tests.flower.conftest import Deployment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +29,7 @@ VARIANTS = {
         ("bits = 1.5", "bits = 4.0"),
         ("[baselines]", '[codec]\nname = "uniform"\nagainst = "own"\n\n[baselines]'),
     ],
+    "weights of 16 bits": [("[baselines]", "[combine]\nweight_bits = 16\n\n[baselines]")],
     "predictive, adaptive": [
         (
             "[baselines]",
@@ -58,12 +59,23 @@ def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path
     for row in (*flower, *local):
         assert row.pop("downlink_bytes") >= 0
     assert flower == [row for row in local if row["method"] == "fpld"]
-    # One message to train and one to evaluate for each node and round, one to join.
+    # One message for each node and round, one to join, and one to evaluate the last student.
     rounds = deployment.config.run.rounds
-    for kind, count in (("query.join", 1), ("train", rounds), ("evaluate", rounds)):
+    for kind, count in (("query.join", 1), ("train", rounds), ("evaluate", 1)):
         assert sum(found == kind for _, found, _ in grid.sent) == 3 * count
     assert json.loads((tmp_path / "flower/status.json").read_text())["state"] == "done"
-    # The public files travel once, and so does each student: to be evaluated, and the next round has it.
-    first, second = [size for name, kind, size in grid.sent if kind == "train" and name == NAMES[0]][:2]
+    # The public files travel once, and so does each student, packed; the last line has the one that is evaluated last.
+    lines = [json.loads(line) for line in (tmp_path / "flower/fpld/trace.jsonl").read_text().splitlines()]
+    sizes = [line["student_bytes"] for line in lines]
     files = sum((tmp_path / "flower" / name).stat().st_size for name in ("base-0.safetensors", "probe.json"))
-    assert second < first - (0 if "logits" in variant or "predictive" in variant else files)
+    assert [line["downlink"]["weights"] for line in lines] == [3 * size for size in [0, *sizes[:-2], sum(sizes[-2:])]]
+    assert lines[0]["downlink"]["files"] >= 3 * files
+    assert [line["downlink"]["files"] for line in lines[1:]] == [0] * (rounds - 1)
+    # What is counted by kind is what the messages have; Flower's own head of a message is not in it.
+    messages = [size for _, kind, size in grid.sent if kind != "query.join"]
+    counted = sum(line["downlink_bytes"] for line in lines)
+    assert 0 < sum(messages) - counted < 700 * len(messages)
+    assert counted == sum(sum(line["downlink"].values()) for line in lines)
+    for line in lines:
+        assert line["uplink"]["labels"] == line["payload_bytes"]
+        assert line["uplink"]["overhead"] == line["overhead_bytes"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
+from fpld import students
 from fpld.data import ByteTokenizer, ProbeSet
 from fpld.engines.flower import duties
 from fpld.engines.flower.home import open_home
@@ -20,12 +21,14 @@ from fpld.engines.flower.identity import Letter, PublicKeys, make_node_keys, run
 from fpld.engines.flower.mods import budget_guard
 from fpld.engines.flower.payload import FRAME, LETTER, TASK, pack, pack_task, record_arrays, unpack, unpack_task
 from fpld.engines.flower.publish import publish
+from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.server import serve
 from fpld.errors import BudgetError, InputError, ProtocolError, QuorumError
 from fpld.federation.part import Part
 from fpld.federation.prepare import prepare_public
 from fpld.protocol import Task
 from fpld.protocol.messages import digest
+from fpld.protocol.weights import weights_digest
 from fpld.protocol.wire import HEADER, seal
 from fpld.registry import codecs
 from fpld.storage.folder import RunFolder
@@ -53,7 +56,7 @@ def frame_of(reply: Message) -> bytes | None:
 
 
 def with_frame(reply: Message, frame: bytes) -> Message:
-    reply.content = pack(frame=(frame, FRAME))
+    reply.content["frame"] = pack(frame=(frame, FRAME))["frame"]
     return reply
 
 
@@ -237,7 +240,8 @@ def order(deployment: Deployment, **changes: Any) -> tuple[dict[str, Any], Task,
         contexts=public.probe.contexts, vocab=public.vocab, bits=400.0,
     )  # fmt: skip
     task = Task(plan, "uniform")
-    body = {"kind": "train", "round": 1, "task": digest(task.to_bytes()), "session": session.hex()}
+    student = weights_digest(students.read_state(store.path / "base-0.safetensors"))
+    body = {"kind": "train", "round": 1, "task": digest(task.to_bytes()), "session": session.hex(), "student": student}
     return {**body, "part": given[0].model_dump(), **changes}, task, files, key
 
 
@@ -283,6 +287,7 @@ def test_orders_that_are_not_of_this_aggregator_or_not_whole(deployment: Deploym
         (bytes(32), body, task, "made with another key"),
         (key, {**body, "kind": "evaluate"}, task, "a letter of kind 'train' must come here"),
         (key, body, replace(task, codec="float32"), "not the one that the aggregator's letter names"),
+        (key, {**body, "student": "ab" * 32}, task, "the student of the last round is not here"),
         (key, {**body, "session": "../../etc"}, task, "64 hexadecimal digits"),
         (key, {**body, "part": {**body["part"], "path": "/etc"}}, task, "these are not: path"),
         (key, {**body, "part": {**body["part"], "name": "east"}}, task, "for 'east', this is 'north'"),
@@ -398,7 +403,7 @@ def test_a_node_that_lost_its_disk_gets_all_that_it_needs_again(two_of_three: De
     grid = two_of_three.grid()
 
     def lose(file: Path, reply: Message) -> Message:
-        if reply.metadata.message_type == "evaluate" and file.parent.name == "east":
+        if reply.metadata.message_type == "train" and not reply.has_error() and file.parent.name == "east":
             shutil.rmtree(file.parent / "runs")
             shutil.rmtree(file.parent / "files")
         return reply
@@ -409,3 +414,37 @@ def test_a_node_that_lost_its_disk_gets_all_that_it_needs_again(two_of_three: De
     lost = "east", "failed", "message: the message is not one that this site can act on"
     assert "the student of the last round is not here" in (two_of_three.node_files[1].parent / "log.txt").read_text()
     assert absent(two_of_three) == [[], [lost], [], [lost]]
+
+
+def test_another_version_of_the_wire_is_refused_in_a_sentence(deployment: Deployment) -> None:
+    """At both ends: a node that is asked by an older aggregator, and an aggregator that an older node answers."""
+    home = open_home(deployment.node_files[0])
+    letter = {"kind": "join", "session": "ab" * 32, "files": [], "challenge": "cd" * 32}
+    for said, shown in ({}, "None"), ({"wire": 4}, "4"):
+        with pytest.raises(
+            ProtocolError, match=f"speaks version 5 of the wire, the aggregator {shown}: install the same"
+        ):
+            duties.join(home, write_letter(b"", letter | said))
+    key = home.secret(bytes.fromhex("ab" * 32))
+    roster = Roster(["north"], {0: key}, bytes.fromhex("ab" * 32), [])
+    old = {"kind": "joined", "name": "north", "challenge": "cd" * 32, "missing": []}
+    with pytest.raises(ProtocolError, match="north speaks version an older one of the wire, the aggregator 5: install"):
+        roster._admit(7, write_letter(key, old), "cd" * 32)
+    roster._admit(7, duties.join(home, write_letter(b"", letter | {"wire": 5})), "cd" * 32)
+    assert roster.ids == {0: 7}
+    assert roster.holds == {0: None}
+
+
+def test_an_evaluation_that_fails_costs_no_frame(two_of_three: Deployment) -> None:
+    """Why is said in a sentence; a reply that has no letter, or one from another round, is a refusal too."""
+    grid = two_of_three.grid()
+
+    def lose(file: Path, reply: Message) -> Message:
+        if frame_of(reply) is not None and "letter" in reply.content and file.parent.name == "south":
+            del reply.content["letter"]
+        return reply
+
+    grid.tamper = lose
+    (held,) = [lines for lines in refused(two_of_three, grid) if lines]
+    assert held == ["south: did not evaluate the student: a message must hold 'letter', got ['frame']"]
+    assert [line["nodes"] for line in two_of_three.trace()] == [["north", "east", "south"]] * 2

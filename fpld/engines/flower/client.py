@@ -12,12 +12,13 @@ from fpld.engines.flower import duties
 from fpld.engines.flower.home import Home, open_home
 from fpld.engines.flower.journal import note
 from fpld.engines.flower.mods import budget_guard, discreet
-from fpld.engines.flower.payload import FRAME, LETTER, pack, record_arrays, unpack, unpack_files, unpack_task
-from fpld.errors import InputError, ProtocolError
+from fpld.engines.flower.payload import FRAME, LETTER, STUDENT, pack, unpack, unpack_files, unpack_task
+from fpld.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from flwr.app import RecordDict
     from flwr.clientapp.typing import Mod
 
 JOIN = "query.join"
@@ -52,17 +53,23 @@ def client_app(home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod]
         letter = unpack(content, "letter", LETTER)
         node, task = home(context), unpack_task(content)
         note(node.folder, f"round {task.plan.round}: training, at most {task.plan.budget_bytes} bytes to send")
-        frame = duties.train(node, letter, task, unpack_files(content))
-        note(node.folder, f"round {task.plan.round}: sending {len(frame)} bytes")
-        return Message(pack(frame=(frame, FRAME)), reply_to=message)
+        answer = duties.train(node, letter, task, unpack_files(content), _student(content))
+        note(node.folder, f"round {task.plan.round}: sending {len(answer.frame)} bytes")
+        parts = {"frame": (answer.frame, FRAME)}
+        if answer.letter is not None:
+            parts["letter"] = answer.letter, LETTER
+        return Message(pack(**parts), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         content = message.content
-        letter, record = unpack(content, "letter", LETTER), content.array_records.get("student")
-        if record is None:
-            raise ProtocolError("a message to evaluate must hold the student")
-        answer = duties.evaluate(home(context), letter, record_arrays(record), unpack_files(content))
+        letter = unpack(content, "letter", LETTER)
+        answer = duties.evaluate(home(context), letter, unpack_files(content), _student(content))
         return Message(pack(letter=(answer, LETTER)), reply_to=message)
 
     return app
+
+
+def _student(content: RecordDict) -> bytes:
+    """Return the student as it was packed, nothing if this node has it already."""
+    return unpack(content, "student", STUDENT) if "student" in content else b""

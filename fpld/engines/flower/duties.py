@@ -1,5 +1,8 @@
 """What a node does with each kind of message: say who it is, do a round, evaluate the student. No Flower in here.
 
+A student comes as a packed difference to the one that the node has, or to the base model. It is evaluated with the
+task of the next round; only the last one has a message of its own.
+
 The process is new for every message: all that must survive is in the node's folder.
 
     files/SHA-256     what the aggregator sent once: probe set, tokenizer, base models
@@ -12,10 +15,12 @@ from __future__ import annotations
 import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld import students
+from fpld._check import printable
 from fpld.data import ProbeSet, load_tokenizer
+from fpld.engines.flower.discretion import conceal
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger, Question
@@ -33,18 +38,28 @@ from fpld.federation.work import Place, work
 from fpld.pace import Subject, working_on
 from fpld.protocol.asking import is_ask
 from fpld.protocol.messages import digest
+from fpld.protocol.weights import packed_for, unpack_weights, weights_digest
+from fpld.protocol.wire import VERSION
 from fpld.storage.arrays import dump_arrays, parse_arrays, read_arrays
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from fpld.engines.flower.home import Home
     from fpld.protocol import Task
     from fpld.storage.folder import Arrays
 
 HELDOUT, TEXT, STUDENT, PART = "heldout.safetensors", "text.safetensors", "student.safetensors", "part.json"
+
+
+class Answer(NamedTuple):
+    """What leaves a node after a round: the frame, and a letter with what the last student is worth, if asked for."""
+
+    frame: bytes
+    letter: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +79,30 @@ def join(home: Home, data: bytes) -> bytes:
     if body.get("kind") != "join" or not isinstance(known, list):
         raise ProtocolError("a letter of kind 'join' with a list of files must come here")
     missing = [name for name in known if not _is_digest(name) or not (home.folder / "files" / name).exists()]
-    key = home.secret(_session(body))
+    if body.get("wire") != VERSION:
+        spoken = printable(body.get("wire"), 20)
+        raise ProtocolError(
+            f"this node speaks version {VERSION} of the wire, the aggregator {spoken}: install the same"
+        )
+    session = _session(body)
     answer = {"kind": "joined", "name": home.terms.name, "challenge": body.get("challenge"), "missing": missing}
-    return write_letter(key, answer)
+    return write_letter(home.secret(session), {**answer, "wire": VERSION, "student": _held(_folder(home, session))})
 
 
-def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> bytes:
-    """Run a round: fine-tune, probe, code; return the frame."""
+def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes], packed: bytes = b"") -> Answer:
+    """Run a round: fine-tune, probe, code; then evaluate the student that came, if the letter asks for it."""
     order = _order(home, data, "train")
+    _store(order, files)
+    student = _student(order, packed)
     if task.broadcast == "weights" and not task.arrays:
-        task = replace(task, arrays=_kept_student(order))
+        task = replace(task, arrays=student)
     serial = task.to_bytes()
     if digest(serial) != order.body.get("task"):
         raise ProtocolError("the task is not the one that the aggregator's letter names")
     ledger, question = Ledger(home.folder), Question.frame(str(order.body["session"]), task)
     ledger.allow(home.terms, question)
-    settle(home, order, files)
+    settle(home, order)
+    _keep(order, student)
     question = _promising(order, question)
     allow_spending(ledger.entries, home.terms, question, order.part.rounds)
     with RunFolder(order.place.folder).lock(), _told(home, task.plan.round):
@@ -88,7 +111,18 @@ def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes]) -> by
         ledger.enter(question, frame)
         if question.spent is not None:
             note(home.folder, _spending(home, ledger))
-    return frame
+    if is_ask(frame) or "evaluate" not in order.body:
+        return Answer(frame)
+    return Answer(frame, _evaluated(home, order, student))
+
+
+def _evaluated(home: Home, order: Order, student: Arrays) -> bytes:
+    """Return the letter about the student that came with a task; why there is no loss must not cost the frame."""
+    try:
+        return _judge(home, order, student, order.body["evaluate"])
+    except Exception as error:  # whatever it is, the details are the site's
+        said = conceal("evaluate", error, home.folder)
+        return write_letter(order.key, {"kind": "evaluated", "round": order.body["evaluate"], "failed": str(said)})
 
 
 def _promising(order: Order, question: Question) -> Question:
@@ -108,25 +142,29 @@ def _spending(home: Home, ledger: Ledger) -> str:
     return f"privacy spent over all runs, for each {terms.unit}: epsilon {found:.3g}{limit} at delta {terms.delta:g}"
 
 
-def evaluate(home: Home, data: bytes, student: Arrays, files: Mapping[str, bytes]) -> bytes:
-    """Evaluate the student on the held-out text; return a letter with the loss and the text's size.
+def evaluate(home: Home, data: bytes, files: Mapping[str, bytes], packed: bytes = b"") -> bytes:
+    """Evaluate the last student on the held-out text; return a letter with the loss and the text's size."""
+    order = _order(home, data, "evaluate")
+    _store(order, files)
+    student = _student(order, packed)
+    settle(home, order)
+    _keep(order, student)
+    return _judge(home, order, student, order.body.get("round"))
+
+
+def _judge(home: Home, order: Order, student: Arrays, round: object) -> bytes:
+    """Evaluate the student of a round; return the letter.
 
     The held-out text is private too: where privacy is promised, or the site has a limit on it, neither is told.
     """
-    order = _order(home, data, "evaluate")
-    serial = dump_arrays(student, {})
-    if digest(serial) != order.body.get("student"):
-        raise ProtocolError("the student is not the one that the aggregator's letter names")
-    if type(order.body.get("round")) is not int or order.body["round"] < 0:
+    if type(round) is not int or round < 0:
         raise ProtocolError("a letter that asks for an evaluation must name its round")
     ledger = Ledger(home.folder)
-    question = Question.loss(str(order.body["session"]), order.body["round"], digest(serial))
+    question = Question.loss(str(order.body["session"]), round, str(order.body["student"]))
     told = order.part.privacy is None and home.terms.most_epsilon is None
     if told:
         ledger.allow(home.terms, question)
-    settle(home, order, files)
     part, place = order.part, order.place
-    write_atomic(place.folder / STUDENT, serial)  # the next round begins with it, and need not send it again
     with _told(home, 0):
         nats = jobs.evaluate(place.files / part.files.student, student, place.folder / HELDOUT, part.length)
         loss = losses(nats)[0]
@@ -161,14 +199,17 @@ def _compare(home: Home, order: Order, loss: float) -> dict[str, float | None]:
     return own
 
 
-def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
-    """Make the folder of this run, once: files as sent, the node's text as its part says."""
-    part, store = order.part, RunFolder(order.place.files)
+def _store(order: Order, files: Mapping[str, bytes]) -> None:
+    """Keep files as they were sent."""
     for name, content in files.items():
-        if name not in part.files.names() or hashlib.sha256(content).hexdigest() != name:
+        if name not in order.part.files.names() or hashlib.sha256(content).hexdigest() != name:
             raise ProtocolError(f"a file was sent whose content is not {name}")
-        store.write(name, content)
-    folder = RunFolder(order.place.folder)
+        RunFolder(order.place.files).write(name, content)
+
+
+def settle(home: Home, order: Order) -> None:
+    """Make the folder of this run, once, with the node's text as its part says."""
+    part, store, folder = order.part, RunFolder(order.place.files), RunFolder(order.place.folder)
     if folder.has(HELDOUT):  # it comes last and says that all is there
         return
     probe = ProbeSet.load(store.path / part.files.probe)
@@ -185,13 +226,32 @@ def settle(home: Home, order: Order, files: Mapping[str, bytes]) -> None:
     folder.write_arrays(HELDOUT, {"0": text.heldout}, {"bytes": text.heldout_bytes})
 
 
-def _kept_student(order: Order) -> Arrays:
-    """Return the student that this node evaluated last, if it is the one that is meant."""
-    path = order.place.folder / STUDENT
-    content = path.read_bytes() if path.exists() else b""
-    if digest(content) != order.body.get("student"):
+def _student(order: Order, packed: bytes) -> Arrays:
+    """Return the student that the letter names: out of what came, and what this node has."""
+    needed, made = packed_for(packed) if packed else (str(order.body.get("student")),) * 2
+    if made != order.body.get("student"):
+        raise ProtocolError("the student is not the one that the aggregator's letter names")
+    found = None
+    if _held(order.place.folder) == needed:
+        found = parse_arrays((order.place.folder / STUDENT).read_bytes(), STUDENT)[0]
+    elif (path := order.place.files / order.part.files.student).exists():
+        base = students.read_state(path)
+        found = base if weights_digest(base) == needed else None
+    if found is None:
         raise ProtocolError("the student of the last round is not here: send it along")
-    return parse_arrays(content, str(path))[0]
+    return unpack_weights(packed, found) if packed else found
+
+
+def _keep(order: Order, student: Arrays) -> None:
+    """Keep the student: the next one comes as a difference to it."""
+    if _held(order.place.folder) != order.body["student"]:
+        write_atomic(order.place.folder / STUDENT, dump_arrays(student, {}))
+
+
+def _held(folder: Path) -> str | None:
+    """Return the digest of the student that is kept for a run, if there is one."""
+    path = folder / STUDENT
+    return digest(path.read_bytes()) if path.exists() else None
 
 
 def _order(home: Home, data: bytes, kind: str) -> Order:
@@ -202,8 +262,12 @@ def _order(home: Home, data: bytes, kind: str) -> Order:
     part = Part.parse(body.get("part"))
     if part.name != home.terms.name:
         raise ProtocolError(f"the letter's part is for {part.name!r}, this is {home.terms.name!r}")
-    folder = home.folder / "runs" / session.hex()[:16]
+    folder = _folder(home, session)
     return Order(part, body, key, Place(folder, home.folder / "files", folder / TEXT))
+
+
+def _folder(home: Home, session: bytes) -> Path:
+    return home.folder / "runs" / session.hex()[:16]
 
 
 def _session(body: Mapping[str, Any]) -> bytes:

@@ -7,21 +7,28 @@ Flower sends an Array by its content's hash in chunks, and the same Array to man
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fpld.errors import ProtocolError
+from fpld.federation.traffic import array_kinds
 from fpld.protocol.messages import Task
+from fpld.protocol.wire import OVERHEAD
 from fpld.storage.arrays import dump_arrays, parse_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fpld.protocol.messages import Broadcast
+
 FRAME = "fpld.frame/1"
 LETTER = "fpld.letter/1"
 TASK = "fpld.task/1"
+STUDENT = "fpld.student/1"
 FILE = "fpld.file/1"
 ARRAY = "fpld.array/1"
 _DTYPES = {
@@ -34,6 +41,9 @@ _DTYPES = {
     "int32": "<i4",
     "int64": "<i8",
 }
+_PIECE = 5 << 20  # bytes of an Array that Flower sends at a time
+_FORMS = 100
+_added: dict[tuple[tuple[str, str, int], ...], int] = {}
 
 
 def bytes_array(data: bytes, stype: str) -> Array:
@@ -89,11 +99,11 @@ def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
 
 def pack_task(task: Task, *, arrays: bool = True) -> RecordDict:
     """Return a task as a message's content: head and arrays, without the broadcast ones if the node has them."""
-    found, metadata = parse_arrays(task.to_bytes(), "task")
+    lean = task if arrays else replace(task, arrays={})
+    found, metadata = parse_arrays(lean.to_bytes(), "task")
     content = pack(task=(dump_arrays({}, metadata), TASK))
-    shared = {name: array for name, array in found.items() if arrays or name not in task.arrays}
-    if shared:
-        content["arrays"] = arrays_record(shared)
+    if found:
+        content["arrays"] = arrays_record(found)
     return content
 
 
@@ -102,6 +112,52 @@ def unpack_task(content: RecordDict) -> Task:
     _, metadata = parse_arrays(unpack(content, "task", TASK), "task")
     record = content.array_records.get("arrays")
     return Task.from_bytes(dump_arrays({} if record is None else record_arrays(record), metadata))
+
+
+def with_student(task: Task, student: Mapping[str, np.ndarray[Any, Any]]) -> Task:
+    """Return a task whose weights came beside it, packed."""
+    return replace(task, arrays=dict(student)) if task.broadcast == "weights" and not task.arrays else task
+
+
+def down_kinds(content: RecordDict, broadcast: Broadcast) -> dict[str, int]:
+    """Return the bytes of a message to a node by kind (`fpld.federation.traffic`)."""
+    record = content.array_records.get("arrays")
+    sizes = array_kinds({name: len(array.data) for name, array in (record or {}).items()}, broadcast)
+    sizes["weights"] += _record_bytes(content, "student")
+    sizes["files"] = _record_bytes(content, "files")
+    sizes["overhead"] = content_bytes(content) - sum(sizes.values())
+    return {**sizes, "transport": transport_bytes(content)}
+
+
+def up_kinds(content: RecordDict) -> dict[str, int]:
+    """Return the bytes of a node's reply by kind."""
+    frame, answers = _record_bytes(content, "frame"), _record_bytes(content, "letter")
+    overhead = min(frame, OVERHEAD)
+    sizes = {"labels": frame - overhead, "answers": answers, "overhead": overhead}
+    return {**sizes, "transport": transport_bytes(content)}
+
+
+def transport_bytes(content: RecordDict) -> int:
+    """Return about what Flower's records add to the bytes of a content; it depends on names and on pieces alone.
+
+    Numbers in them have as many digits as the first content of that form had: a few bytes.
+    """
+    form = tuple(
+        (name, key, -(-len(array.data) // _PIECE))
+        for name, record in sorted(content.array_records.items())
+        for key, array in sorted(record.items())
+    )
+    if form not in _added:
+        items = get_all_nested_objects(content).values()
+        _added[form] = sum(len(item.deflate()) for item in items) - content_bytes(content)
+        while len(_added) > _FORMS:
+            del _added[next(iter(_added))]
+    return _added[form]
+
+
+def _record_bytes(content: RecordDict, name: str) -> int:
+    record = content.array_records.get(name)
+    return 0 if record is None else sum(len(array.data) for array in record.values())
 
 
 def content_bytes(content: RecordDict) -> int:

@@ -19,6 +19,7 @@ from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import LETTER, pack, unpack
 from fpld.errors import FpldError, ProtocolError
+from fpld.protocol.wire import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -32,7 +33,7 @@ _PAUSE = 1.0
 
 
 class Roster:
-    """Know which node of the federation is behind which id, and which of the run's files it lacks."""
+    """Know which node of the federation is behind which id, which student it has, and which files it lacks."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Roster:
         self.names, self._keys, self._session, self._files = names, keys, session, sorted(files)
         self.ids: dict[int, int] = {}
         self.missing: dict[int, list[str]] = {}
+        self.holds: dict[int, str | None] = {}
 
     def gather(self, grid: Grid, *, enough: int, wait: float) -> None:
         """Wait until `enough` nodes are here, at most `wait` seconds; who is here then takes part."""
@@ -69,7 +71,7 @@ class Roster:
         if not unknown:
             return
         challenges = {identity: secrets.token_hex(32) for identity in unknown}
-        common = {"kind": "join", "session": self._session.hex(), "files": self._files}
+        common = {"kind": "join", "session": self._session.hex(), "files": self._files, "wire": VERSION}
         messages = [
             Message(
                 pack(letter=(write_letter(b"", {**common, "challenge": challenges[identity]}), LETTER)),
@@ -95,10 +97,16 @@ class Roster:
         if name not in self.names:
             raise ProtocolError(f"{printable(name, 64)!r} is not a node of this federation")
         index = list(self.names).index(str(name))
-        answer = Joined.parse(letter.check(self._keys.get(index, b""), "joined"))
+        body = letter.check(self._keys.get(index, b""), "joined")
+        if body.get("wire") != VERSION:
+            spoken = printable(body.get("wire", "an older one"), 20)
+            raise ProtocolError(
+                f"{name} speaks version {spoken} of the wire, the aggregator {VERSION}: install the same fpld at both"
+            )
+        answer = Joined.parse(body)
         if answer.challenge != challenge:
             raise ProtocolError(f"{name}: its answer is to another question")
         if not set(answer.missing) <= set(self._files):
             raise ProtocolError(f"{name}: its answer asks for files that are not of this run")
-        self.ids[index], self.missing[index] = identity, answer.missing
+        self.ids[index], self.missing[index], self.holds[index] = identity, answer.missing, answer.student
         log.info("%s is connected", name)

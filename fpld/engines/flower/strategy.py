@@ -1,8 +1,8 @@
 """The Strategy: a federation's rounds in Flower's terms. `configure_*` ask the nodes, `aggregate_*` take the answers.
 
-Training, probing and coding are one `train` message a round and node; what the student is worth on the nodes' held-out
-texts is an `evaluate` message. Everything else (bits, checks, combining, distilling, trace, checkpoint) is the same
-`Federation` that the local engine drives.
+Training, probing and coding are one `train` message a round and node, and its reply says what the student is worth that
+came with it; only the student of the last round has an `evaluate` message. Everything else (bits, checks, combining,
+distilling, trace, checkpoint) is the same `Federation` that the local engine drives.
 """
 
 from __future__ import annotations
@@ -15,25 +15,27 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp.strategy import Result, Strategy
 
 from fpld._check import printable
-from fpld.engines.flower.answers import MOST_BYTES, Evaluated
+from fpld.engines.flower.answers import MOST_BYTES, Evaluated, Worth
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.ledger import LOSS_BYTES
 from fpld.engines.flower.payload import (
     FRAME,
     LETTER,
+    STUDENT,
     arrays_record,
     bytes_array,
-    content_bytes,
+    down_kinds,
     pack_files,
     pack_task,
     unpack,
+    up_kinds,
 )
 from fpld.errors import FpldError, ProtocolError, StorageError
-from fpld.federation.engine import Absence, Heldout, Refusal
+from fpld.federation.engine import Absence, Refusal
 from fpld.federation.own import write_own
 from fpld.protocol.messages import digest
 from fpld.protocol.wire import OVERHEAD
-from fpld.storage.arrays import dump_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,9 +43,12 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
     from fpld.engines.flower.roster import Roster
+    from fpld.federation.engine import Heldout
     from fpld.federation.federation import Federation
     from fpld.federation.part import Part
+    from fpld.federation.state import Line
     from fpld.protocol import Task
+    from fpld.protocol.messages import Broadcast
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +76,8 @@ class ProbeLogitDistillation(Strategy):
         self._again: list[int] = []
         self._grid: Grid | None = None
         self._everyone = True
-        self._holds: dict[int, str] = {}
         self._budgets: dict[int, int] = {}
+        self._worth = Worth(len(parts))
         self._own: list[dict[str, float | None]] = [{"own": None, "alone": None} for _ in parts]
 
     @property
@@ -97,14 +102,19 @@ class ProbeLogitDistillation(Strategy):
         while not self.federation.done and (num_rounds is None or made < num_rounds):
             number, made = self.federation.state.round + 1, made + 1
             asked = self.configure_train(number, arrays, train_config or ConfigRecord(), grid)
+            before = self.federation.unjudged
             student, metrics = self.aggregate_train(number, exchange(grid, asked, timeout, self._frame_bytes()))
             arrays = result.arrays = student
             result.train_metrics_clientapp[number] = metrics
-            asked = self.configure_evaluate(number, arrays, evaluate_config or ConfigRecord(), grid)
-            replies = exchange(grid, asked, timeout, [MOST_BYTES] * len(asked))
-            result.evaluate_metrics_clientapp[number] = self.aggregate_evaluate(number, replies)
+            if before is not None:
+                result.evaluate_metrics_clientapp[before] = _metrics(self.federation.trace[-1])
             if evaluate_fn is not None and (found := evaluate_fn(number, arrays)) is not None:
                 result.evaluate_metrics_serverapp[number] = found
+        last = self.federation.unjudged
+        if last is not None:
+            asked = self.configure_evaluate(last, arrays, evaluate_config or ConfigRecord(), grid)
+            replies = exchange(grid, asked, timeout, [MOST_BYTES] * len(asked))
+            result.evaluate_metrics_clientapp[last] = self.aggregate_evaluate(last, replies)
         return result
 
     def configure_train(
@@ -122,21 +132,23 @@ class ProbeLogitDistillation(Strategy):
         self._everyone = False
         tasks = self.federation.open()
         self._asked, self._grid = [], grid
+        self._worth = Worth(len(self._parts))
         for index in sorted(self.roster.ids):
             self._asked.append((index, self._train(index, tasks[index])))
         return [message for _, message in self._asked]
 
     def _train(self, index: int, task: Task) -> Message:
-        """Return the message with a node's task; who has evaluated the student has it."""
+        """Return the message with a node's task, which asks what the student is worth that comes with it."""
         self._budgets[index] = task.plan.budget_bytes
-        student = digest(dump_arrays(self.federation.student, {}))
-        content = pack_task(task, arrays=task.broadcast != "weights" or self._holds.get(index) != student)
-        letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes()), "student": student}
-        return self._message(index, self.roster.ids[index], MessageType.TRAIN, content, letter)
+        content = pack_task(task, arrays=task.broadcast != "weights")
+        letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes())}
+        if self.federation.unjudged is not None:
+            letter["evaluate"] = self.federation.unjudged
+        return self._message(index, self.roster.ids[index], MessageType.TRAIN, content, letter, task.broadcast)
 
     def _frame_bytes(self) -> list[int]:
-        """Return the most bytes that the frame of each node that was asked may have."""
-        return [OVERHEAD + self._budgets[index] for index, _ in self._asked]
+        """Return the most bytes that the answer of each node that was asked may have: a frame, and a loss."""
+        return [OVERHEAD + self._budgets[index] + LOSS_BYTES for index, _ in self._asked]
 
     def aggregate_train(
         self,
@@ -158,7 +170,10 @@ class ProbeLogitDistillation(Strategy):
         for index in asked - answered:
             absent.append(Absence(names[index], "late", f"no answer within {self._deadline or math.inf:g} s"))
             self._forget(index)
+        if self.federation.unjudged is not None:
+            self._judged(self.federation.judge)
         combined = self.federation.close(absent)
+        self.federation.keep()
         metrics = MetricRecord({"nodes": len(combined.nodes)})
         if combined.upper is not None:
             metrics["bandwidth_upper"] = combined.upper
@@ -184,8 +199,11 @@ class ProbeLogitDistillation(Strategy):
             return explain(name, reply.error)
         try:
             receipt = self.federation.deliver(index, unpack(reply.content, "frame", FRAME))
+            self.federation.carried(index, up_kinds(reply.content), up=True)
             if receipt.verdict == "asked":
                 self._again.append(index)
+            elif self.federation.unjudged is not None:
+                self._weigh(index, reply, self.federation.unjudged)
         except StorageError:
             raise  # this end's own trouble
         except FpldError as error:
@@ -201,41 +219,49 @@ class ProbeLogitDistillation(Strategy):
     ) -> list[Message]:
         """Ask the nodes that are here what the student is worth on their held-out texts."""
         online = set(grid.get_node_ids())
-        body = {"kind": "evaluate", "round": server_round, "student": digest(dump_arrays(self.federation.student, {}))}
-        self._asked = []
+        if online - set(self.roster.ids.values()):  # who comes back for the end, and a run that begins with its end
+            self.roster.gather(grid, enough=len(self.federation.names), wait=0.0)
+        self._asked, self._worth = [], Worth(len(self._parts))
         for index, identity in sorted(self.roster.ids.items()):
             if identity in online:
-                content = RecordDict({"student": arrays})
-                self._asked.append((index, self._message(index, identity, MessageType.EVALUATE, content, body)))
+                letter = {"kind": "evaluate", "round": server_round}
+                message = self._message(index, identity, MessageType.EVALUATE, RecordDict(), letter, "weights")
+                self._asked.append((index, message))
         return [message for _, message in self._asked]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
-        """Take the losses; write trace and checkpoint."""
-        names = self.federation.names
-        losses: list[float | None] = [None] * len(names)
-        tokens = size = 0
-        refused: list[Refusal] = []
-        student = digest(dump_arrays(self.federation.student, {}))
+        """Take the losses of the last student; write trace and checkpoint."""
         for index, reply in self._recognized(replies):
-            try:
-                if reply.has_error():
-                    raise ProtocolError(explain(names[index], reply.error).reason)
-                letter = Letter.parse(unpack(reply.content, "letter", LETTER))
-                found = Evaluated.parse(letter.check(self._keys.get(index, b""), "evaluated"), round=server_round)
-                losses[index] = found.loss
-                self._own[index] = {"own": found.own, "alone": found.alone}
-                tokens, size = tokens + (found.tokens or 0), size + (found.bytes or 0)
-                self._holds[index] = student
-            except FpldError as error:
+            if not self._weigh(index, reply, server_round):
                 self._forget(index)
-                refused.append(Refusal(names[index], f"did not evaluate the student: {printable(error)}"))
-                log.warning("%s %s", *refused[-1])
+        return _metrics(self._judged(self.federation.finish))
+
+    def _weigh(self, index: int, reply: Message, round: int) -> bool:
+        """Take what a node says the student of a round is worth; return whether it can be used."""
+        name = self.federation.names[index]
+        try:
+            if reply.has_error():
+                raise ProtocolError(explain(name, reply.error).reason)
+            if reply.metadata.message_type == MessageType.EVALUATE:
+                self.federation.carried(index, up_kinds(reply.content), up=True)
+            letter = Letter.parse(unpack(reply.content, "letter", LETTER))
+            found = Evaluated.parse(letter.check(self._keys.get(index, b""), "evaluated"), round=round)
+            if found.failed is not None:
+                raise ProtocolError(found.failed)
+        except FpldError as error:
+            self._worth.refused.append(Refusal(name, f"did not evaluate the student: {printable(error)}"))
+            log.warning("%s %s", *self._worth.refused[-1])
+            return False
+        self._worth.add(index, found)
+        return True
+
+    def _judged(self, end: Callable[[Heldout], Line]) -> Line:
+        """Hand over what the last student is worth."""
+        for index, own in self._worth.own.items():
+            self._own[index] = own
         if any(each["own"] is not None for each in self._own):  # sites that permit it
-            write_own(self.federation.setup.run, names, self._own)
-        line = self.federation.finish(Heldout(losses, size / tokens if tokens else None, refused))
-        loss = line["heldout_loss"]
-        known = {"kl": line["kl"], "gain": line["gain"], "heldout_loss": loss}
-        return MetricRecord({name: value for name, value in known.items() if value is not None})
+            write_own(self.federation.setup.run, self.federation.names, self._own)
+        return end(self._worth.heldout)
 
     def summary(self) -> None:
         """Log how many rounds and nodes there are."""
@@ -247,16 +273,27 @@ class ProbeLogitDistillation(Strategy):
     def _forget(self, index: int) -> None:
         """Take nothing for granted about a node that failed: it is asked who it is, and gets all that it needs."""
         self.roster.forget(index)
-        self._holds.pop(index, None)
 
-    def _message(self, index: int, identity: int, kind: str, content: RecordDict, body: Mapping[str, Any]) -> Message:
-        part = self._parts[index]
-        letter = {**body, "session": self.session.hex(), "part": part.model_dump()}
+    def _message(
+        self,
+        index: int,
+        identity: int,
+        kind: str,
+        content: RecordDict,
+        body: Mapping[str, Any],
+        broadcast: Broadcast,
+    ) -> Message:
+        """Return a message to a node with an order, the student unless it has it, and the files that it lacks."""
+        part, parcels = self._parts[index], self.federation.parcels
+        parcel = parcels.parcel(self.roster.holds.get(index) or "")
+        if parcel and (broadcast == "weights" or "evaluate" in body):
+            content["student"] = ArrayRecord({"data": bytes_array(parcel, STUDENT)})
+        letter = {**body, "student": parcels.digest, "session": self.session.hex(), "part": part.model_dump()}
         sealed = write_letter(self._keys.get(index, b""), letter)
         content["letter"] = ArrayRecord({"data": bytes_array(sealed, LETTER)})
         lacking = part.files.names() & set(self.roster.missing.get(index, []))
         pack_files(content, {name: self._files[name] for name in sorted(lacking)})
-        self.federation.carried(index, content_bytes(content))
+        self.federation.carried(index, down_kinds(content, broadcast))
         return Message(content, identity, kind, ttl=self._deadline)
 
     def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
@@ -268,4 +305,12 @@ class ProbeLogitDistillation(Strategy):
                     del open_[index]
                     if not reply.has_error():  # it has what was sent along
                         self.roster.missing[index] = []
+                        if "student" in message.content:
+                            self.roster.holds[index] = self.federation.parcels.digest
                     yield index, reply
+
+
+def _metrics(line: Line) -> MetricRecord:
+    """Return what a line of the trace says of a student."""
+    known = {name: line[name] for name in ("kl", "gain", "heldout_loss")}
+    return MetricRecord({name: value for name, value in known.items() if value is not None})

@@ -15,6 +15,7 @@ from fpld.federation.heldout import losses, windows
 from fpld.federation.part import parts
 from fpld.federation.priorfile import FILE
 from fpld.federation.result import WINDOWS
+from fpld.federation.traffic import task_kinds
 from fpld.federation.work import Place
 from fpld.pace import Subject, run_on
 from fpld.storage.folder import HELDOUT, text_file
@@ -77,9 +78,16 @@ class LocalEngine:
 
     def _submit(self, node: int, task: Task) -> Future[tuple[bytes, float]]:
         data = task.to_bytes()
-        self._federation.carried(node, len(data))
+        self._federation.carried(node, self._sizes(task, len(data)))
         subject = Subject(self._federation.name, task.plan.round, self._federation.names[node])
         return self._setup.pool.submit(_timed, subject, jobs.node_round, self.parts[node], self.place(node), data)
+
+    def _sizes(self, task: Task, size: int) -> dict[str, int]:
+        """Return what the task would be on a network, by kind: weights go once, packed against what a node has."""
+        sizes, trace = task_kinds(task, size), self._federation.trace
+        if task.broadcast == "weights":  # before the first round nodes have the base model, and that is the student
+            sizes["weights"] = 0 if task.sent or not trace else trace[-1]["student_bytes"]
+        return sizes
 
     def _late(self, node: int, future: Future[tuple[bytes, float]]) -> None:
         """Take a frame that came after the deadline: refused and recorded, unless the round is still open."""
