@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results bench fuzz clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -39,9 +39,11 @@ quick: setup ## the tests without the slow ones
 
 check: lint types quick ## lint, format, types and the quick tests
 
-lint: setup
+lint: setup ## code, spelling and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/python docs/check_prose.py
 
 types: setup
 	$(BIN)/mypy
@@ -51,19 +53,29 @@ format: setup ## format the code
 	$(BIN)/ruff format .
 
 figures: setup ## the figures that the docs show
-	$(BIN)/python docs/make_figures.py
+	$(BIN)/python -m docs.make_figures
 
 screenshots: setup browser ## the pictures of pages that the docs show, from a run of the demonstration
 	$(BIN)/python docs/make_screenshots.py
 
-results: setup ## docs/results.md from runs, kept under out/results/ (an hour; goes on where it stopped)
+results: setup ## the tables and figures of docs/results.md and README, from the results in docs/results/
+	$(BIN)/python docs/make_tables.py
+	$(BIN)/python -m docs.make_figures --kept
+
+studies: setup ## the studies of allocation and refinement, kept under out/results/ (an hour; goes on where it stopped)
 	$(BIN)/python experiments/results.py
 
-bench: setup ## docs/performance.md from measurements on this machine (half an hour)
+bench: setup ## speed of the codecs on this machine, kept under out/bench/ (half an hour)
 	$(BIN)/python -m benchmarks.performance
+
+docs: setup ## the documentation site in site/, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+extras: ## install each extra alone into an empty environment and try it (several minutes)
+	$(PYTHON) docs/try_extras.py
 
 fuzz: setup ## hostile input of every kind for MINUTES=30, with counts
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)
 
 clean: ## remove .venv, caches and outputs
-	rm -rf .venv out runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv out runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,15 +1,18 @@
-"""Make the figures that the docs show: simulations as `fpld reproduce` makes them, and kept results."""
+"""Make the figures that the docs show: simulations as `fpld reproduce` makes them, and kept results (`--kept`)."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import leakage
 from fpld.paper.reproduce import REPRODUCTIONS
 from fpld.paper.reproduce import fig1 as bounds
 from fpld.paper.reproduce import fig2 as policies
+from fpld.report import seeds
 from fpld.report.figures import save_figure
 
 if TYPE_CHECKING:
@@ -39,15 +42,36 @@ def equal_bytes(rows: list[dict[str, Any]], figure: Figure) -> None:
     axes.legend(frameon=False)
 
 
-def main() -> None:
-    """Write the README's picture, one picture for each reproduction, and those of kept results."""
-    FOLDER.mkdir(exist_ok=True)
-    kept = json.loads((FOLDER.parent / "results" / "equal-bytes.json").read_text())
-    save_figure(partial(equal_bytes, kept["rows"]), FOLDER / "equal-bytes", (7.0, 4.2))
+def kept(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a kept result."""
+    rows: list[dict[str, Any]] = json.loads((FOLDER.parent / "results" / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def draw_kept() -> None:
+    """Draw what is kept in docs/results/."""
+    save_figure(partial(seeds.draw, kept("rivals")), FOLDER / "rivals", (8.0, 4.2))
+    save_figure(partial(equal_bytes, kept("equal-bytes")), FOLDER / "equal-bytes", (7.0, 4.2))
+    save_figure(partial(leakage.draw, kept("leakage")), FOLDER / "leakage", (11.0, 3.8))
+
+
+def draw_simulations() -> None:
+    """Draw the paper's figures in one picture, and one for each other reproduction."""
     rows = {name: item.simulate(0, lambda: None) for name, item in REPRODUCTIONS.items()}
     save_figure(partial(paper, rows["fig1"], rows["fig2"]), FOLDER / "paper", (13, 3.8))
     for name in ("refinement", "adaptive", "stratified", "labels"):
         save_figure(partial(REPRODUCTIONS[name].draw, rows[name]), FOLDER / name, REPRODUCTIONS[name].size)
+
+
+def main() -> None:
+    """Draw the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kept", action="store_true", help="only those of kept results")
+    FOLDER.mkdir(exist_ok=True)
+    only_kept = parser.parse_args().kept
+    draw_kept()
+    if not only_kept:
+        draw_simulations()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fpld.protocol.wire import seal, unseal
 from fpld.rules import combine
 from fpld.types import Decoded, Plan
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BudgetError",

@@ -63,90 +63,114 @@ S = TypeVar("S", bound=Section)
 
 
 class RunSection(Section):
-    """[run]: rounds, seed, the folder; how many nodes must answer for a round to count (all), and within which time.
-
-    `continuations` is how many short texts the student of each round writes, for people to read.
-    """
+    """[run]: the run as a whole."""
 
     rounds: Count = 3
+    """How many rounds the federation has."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of every draw that is not secret: held-out documents, probe set, first weights, minibatches, dither."""
     out: str = "runs/run"
+    """Folder of the run; `--out` replaces it."""
     quorum: Count | None = None
+    """How many nodes must answer for a round to count (none: all)."""
     deadline: Positive | None = None
+    """Seconds after which a round closes with those that answered. A late node is in the next round again."""
     continuations: Annotated[int, Field(ge=0, le=20)] = 3
+    """How many short texts the student of each round writes, for people to read. No result depends on them."""
 
 
 class BaselinesSection(Section):
-    """[baselines]: what to compare with; `rate` is that of training alone and pooled, in one long schedule.
-
-    `rounds` are the numbers of rounds that FedAvg splits the nodes' local steps into, each a row of the table (without
-    it: those of the run); `fedavg_rate` is the learning rate of its nodes (without it: that of [local]).
-    """
+    """[baselines]: what a local run compares the student with."""
 
     methods: list[Baseline] = ["alone", "pooled", "fedavg", "float32"]
+    """What to compare with. `alone`: each node by itself. `pooled`: all text in one place. `fedavg`: the mean of the
+    nodes' weights in float32. `fedavg-1bit`: the same with one bit per weight (rotated signs, as in DRIVE). `flora`:
+    adapters stacked, their exact mean. `float32`: logits that are not quantized. `ensemble`: the mixture of the
+    nodes' models, a limit that cannot be sent."""
     rate: Positive | None = None
+    """Learning rate of `alone` and `pooled`, which train in one long schedule."""
     rounds: Annotated[list[Count], Field(min_length=1)] | None = None
+    """Into how many rounds FedAvg splits the nodes' local steps: a row of the table for each (none: the rounds of
+    the run)."""
     fedavg_rate: Positive | None = None
+    """Learning rate of FedAvg's nodes (none: that of [local])."""
 
 
 class DataSection(Section):
-    """[data]: where the private text comes from, and how it is dealt to the nodes.
-
-    `corpus` is a named corpus or `path` a file or folder; a node may also name its own `data`. Documents are dealt
-    by label (folder, era, specialty), or `iid`, or `dirichlet` with `alpha`. A share `heldout` of each node's documents
-    is kept for evaluation, by whole groups; of a node's text at most `limit` bytes are used.
-    """
+    """[data]: where the private text comes from, and how it is dealt to the nodes."""
 
     corpus: Corpus | None = None
+    """A named corpus: `fpld data list` shows them."""
     path: str | None = None
+    """A file or folder of texts; `.txt`, `.md`, `.rst`, `.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet` or `.arrow`,
+    also packed as `.gz` or `.zst`."""
     field: str = "text"
+    """Which field of a record holds the text."""
     split: Literal["label", "iid", "dirichlet"] = "label"
+    """How documents are dealt to the nodes: by `label` (a folder, an era, a specialty is a node), at random (`iid`),
+    or in unequal shares (`dirichlet`)."""
     alpha: Positive = 1.0
+    """How equal the shares of `dirichlet` are: the smaller, the more the nodes differ."""
     heldout: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of each node's documents that is kept for evaluation, by whole groups."""
     heldout_tokens: Count = 8192
+    """How many tokens of the held-out text are used."""
     limit: Count = 4_000_000
+    """Most bytes of text that a node uses."""
 
 
 class ProbeSection(Section):
-    """[probe]: the public text, as a label of the corpus or a path; how many contexts, in sequences of which length.
-
-    `fresh` draws other contexts in every round. `margin` is how far, in nats, the floats of two machines may differ
-    where both round the student's prediction (`fpld.protocol.priors`).
-    """
+    """[probe]: the public text, and which contexts of it the nodes are asked about."""
 
     source: str
+    """The public text: a label of the corpus, or a path."""
     contexts: Count = 16384
+    """How many probe contexts: each position of a sequence is one."""
     length: Count = 32
+    """Tokens of a sequence."""
     limit: Count = 4_000_000
+    """Most bytes of public text that are used."""
     fresh: bool = False
+    """Draw other contexts in every round. Both ends draw them from the seed and the public text."""
     margin: Annotated[float, Field(gt=0, lt=0.01)] = 2e-5
+    """How far, in nats, the floats of two machines may differ where both round the student's prediction."""
 
 
 class TokenizerSection(Section):
-    """[tokenizer]: bytes, a BPE trained on the public text, or that of the model at `path` (default: student.path)."""
+    """[tokenizer]: what turns text into tokens. All models of a federation share it."""
 
     kind: Literal["bytes", "bpe", "huggingface"] = "bpe"
+    """Bytes as tokens, a byte-pair encoding that is trained on the public text, or the tokenizer of a pretrained
+    model."""
     path: str | None = None
+    """The pretrained model whose tokenizer is used (none: that of the student)."""
     vocab: Annotated[int, Field(ge=257, le=65536)] = 1024
+    """Size of the byte-pair encoding."""
 
 
 class NodeSection(Section):
-    """[[nodes]]: a site.
-
-    The most it may send a round is one of `bits` per coordinate, `context_bits` per probe context, or what its `uplink`
-    carries within [budget] deadline.
-    """
+    """[[nodes]]: a site, and the most that it may send."""
 
     name: Name
+    """The node's name."""
     label: str | None = None
+    """Its label in the corpus (none: its name)."""
     data: str | None = None
+    """Texts of its own: a file or a folder."""
     field: str | None = None
+    """Which field of its records holds the text (none: that of [data])."""
     bits: Positive | None = None
+    """The most that it may send in a round, in bits per coordinate. Give one of `bits`, `context_bits` and `uplink`."""
     context_bits: Positive | None = None
+    """The same in bits per probe context."""
     uplink: Rate | None = None
+    """The same as a link: what it carries within [budget] `deadline`, header and checksum included."""
     clip: Positive | None = None
+    """One clip level for all contexts, as in the paper (none: each context states its range)."""
     weight: Positive | None = None
+    """The allocator's weight of this node."""
     student: Student | None = None
+    """A model of its own kind or size."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
@@ -156,21 +180,24 @@ class NodeSection(Section):
 
 
 class BudgetSection(Section):
-    """[budget]: bits for all nodes together, and how they are shared out.
-
-    They are per coordinate (`total`) or per probe context (`context_total`); without either all nodes send at their
-    limits.
-
-    Without an `allocator` it is `square-root` for sampled labels, `optimal` for all others, or the estimator's own.
-    """
+    """[budget]: bits for all nodes together, and how they are shared out."""
 
     total: Positive | None = None
+    """Bits per coordinate for all nodes together (none: each sends at its limit)."""
     context_total: Positive | None = None
+    """The same in bits per probe context. Give at most one of the two."""
     allocator: Allocator | None = None
+    """How the total is shared out. None: `square-root` for sampled labels, else `optimal`, or the estimator's own
+    way."""
     estimator: Estimator = "none"
+    """Where the weights come from: `none` (as given), `second-moment` (Algorithm 2), `distortion` (what the codec
+    reports) or `curves` (measured loss curves, for the predictive codec; takes no allocator)."""
     warmup: Count = 1
+    """How many rounds an estimator begins with in equal shares."""
     forget: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """By which factor the memory of `second-moment` fades in each round (1: it does not)."""
     deadline: Positive = 60.0
+    """Seconds that an `uplink` has for a round."""
 
     def bits(self, vocab: int) -> float | None:
         """Return the bits per probe context for all nodes together, if they are limited."""
@@ -185,43 +212,44 @@ class BudgetSection(Section):
 
 
 class CodecSection(Section):
-    """[codec]: its name; `against` own codes the residual to the node's last reconstruction (refinement).
-
-    `dither` is drawn by each node for itself, or stratified over all nodes, so that errors of nodes that agree cancel.
-    """
+    """[codec]: how a node's logits become bytes."""
 
     name: Codec = "samples"
+    """How logits become bytes: see [Codecs](../codecs.md)."""
     against: Literal["nothing", "own"] = "nothing"
+    """`own` codes the difference to the node's own last reconstruction: sequential refinement, with `uniform`."""
     dither: Literal["stratified", "independent"] = "stratified"
+    """Drawn by each node for itself, or stratified over all nodes, so that errors of nodes that agree cancel."""
 
 
 class CombineSection(Section):
-    """[combine]: the rule; `broadcast` sends the student's weights, or the combined logits.
-
-    A node whose own model is another runs the student beside it and distils its own model from the student's
-    predictions; where nodes cannot run the student, combined logits are sent, V numbers for each context.
-
-    `trim` is how many of the largest and of the smallest values the rule `trimmed` leaves out (1).
-
-    `weight_bits` are those of each of the student's weights. With 16 the aggregator rounds them after every round, and
-    all ends go on from the rounded ones: about half as many bytes go to the nodes.
-    """
+    """[combine]: how the nodes' labels become a target, and what goes back to the nodes."""
 
     rule: Rule = "mixture"
+    """How the nodes' labels are combined: see [Rules](../rules.md)."""
     trim: Count | None = None
+    """How many of the largest and of the smallest values `trimmed` leaves out (none: 1)."""
     broadcast: Literal["weights", "logits"] = "weights"
+    """What goes to the nodes: the student's weights, or the combined logits where nodes cannot run the student."""
     weight_bits: Literal[16, 32] = 32
+    """Bits of each of the student's weights; with 16 all ends go on from rounded ones, and half the bytes go down."""
 
 
 class TrainSection(Section):
-    """[local], [distill]: steps, and the learning rate of the first and of the last round; [base]: before the first."""
+    """[base], [local], [distill]: steps of training before the first round, at a node, and of the student."""
 
     steps: Count
+    """How many steps."""
     rate: Positive | None = None
+    """Learning rate of the first round (none: the student's own)."""
     last_rate: Positive | None = None
+    """Learning rate of the last round; it changes in equal steps between the two (none: as `rate`)."""
     public_weight: Annotated[float, Field(ge=0)] = 0.0
+    """For [distill]: the weight of public text that is mixed in."""
     batch: Count | None = None
+    """For [distill]: the size of a minibatch (none: the student's own)."""
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """For [distill]: over which share of the last steps the student's weights are averaged."""
 
     def rate_in(self, round: int, rounds: int) -> float | None:
         """Return the learning rate of a round: from `rate` to `last_rate` in equal steps."""
@@ -231,38 +259,42 @@ class TrainSection(Section):
 
 
 class PrivacySection(Section):
-    """[privacy]: what nodes promise about each unit of their text, over all rounds (`fpld.privacy`).
-
-    A `unit` is a window of tokens, or a document with those of its group. In a step `batch` units take part on average
-    (without it: the student's batch), each with at most `windows` of its windows, and the norm of its gradient is
-    clipped to `clip`.
-    """
+    """[privacy]: what nodes promise about each unit of their text, over all rounds (`fpld.privacy`)."""
 
     epsilon: Positive
+    """The promise, over all rounds together. Smaller is stronger."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The chance that the promise leaves out."""
     unit: Literal["window", "document"] = "document"
+    """What the promise is about: a window of tokens, or a document with those of its group."""
     clip: Positive = 1.0
+    """The largest norm of a unit's gradient."""
     batch: Count | None = None
+    """How many units take part in a step on average (none: the student's batch)."""
     windows: Count = 8
+    """How many windows of a unit take part in a step at most."""
 
 
 class EngineSection(Section):
-    """[engine]: what moves the bytes, and how many node processes work at a time."""
+    """[engine]: what moves the bytes."""
 
     kind: Literal["local"] = "local"
+    """What moves the bytes. Across machines the command is `fpld aggregator`."""
     workers: Annotated[int, Field(ge=0)] = 2
+    """How many node processes work side by side (0: all in one process)."""
 
 
 class FlowerSection(Section):
-    """[flower]: where the aggregator listens, the folders of its certificates and of the nodes' public keys.
-
-    `wait` is how many seconds a round waits for nodes to connect before it begins without them, if the quorum is there.
-    """
+    """[flower]: where an aggregator on a network listens, and which nodes it admits."""
 
     address: Annotated[str, Field(pattern=r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$")] = "127.0.0.1:8000"
+    """Where the aggregator listens."""
     certs: str = "certs"
+    """Folder of its certificates."""
     keys: str = "keys"
+    """Folder of the nodes' public keys."""
     wait: Positive = 600.0
+    """Seconds that a round waits for nodes to connect before it begins without them, if the quorum is there."""
 
 
 class Config(Section):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -18,7 +20,7 @@ from fpld.students.configs import config_class
 from fpld.students.ngram import NGram
 from fpld.units import parse_rate
 
-PAGE = (Path(__file__).parent.parent / "docs/running.md").read_text()
+SITE = runpy.run_path(str(Path(__file__).parent.parent / "docs/hooks.py"))
 
 
 def sections() -> dict[str, type[BaseModel]]:
@@ -33,9 +35,11 @@ def sections() -> dict[str, type[BaseModel]]:
 
 @pytest.mark.parametrize("section", sections())
 def test_every_key_is_documented(section: str) -> None:
-    assert f"[{section}]" in PAGE
+    page, said = SITE["configuration_page"](), SITE["attribute_texts"](sections()[section])
+    below = page.partition(f"] {{#{section}}}")[2].partition("\n## ")[0]
     for key in sections()[section].model_fields:
-        assert f"`{key}`" in PAGE, key
+        assert said[key].endswith("."), key
+        assert re.search(rf"^\| `{key}` \| .+ \| .+ \| {re.escape(said[key])} \|$", below, re.MULTILINE), key
 
 
 @pytest.mark.parametrize("name", config.presets())
@@ -187,8 +191,10 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
 
 @pytest.mark.parametrize("kind", ["ngram", "transformer", "huggingface"])
 def test_every_field_of_a_student_is_documented(kind: str) -> None:
+    below = SITE["configuration_page"]().partition(f"{{#student-{kind}}}")[2].partition("\n## ")[0]
     for field in fields(config_class(kind)):
-        assert f"`{field.name}`" in PAGE or field.name in ("vocab", "parameters"), field.name
+        if field.name not in ("vocab", "parameters"):
+            assert re.search(rf"^\| `{field.name}` \| .+ \| .+ \| .+\. \|$", below, re.MULTILINE), field.name
 
 
 def test_learning_rates_go_from_the_first_to_the_last_round() -> None:

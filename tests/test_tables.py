@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,42 @@ def test_tables_are_those_of_the_kept_results(page: Path) -> None:
     text = page.read_text()
     assert "<!-- table " in text
     assert MADE["rendered"](text) == text, "run python docs/make_tables.py"
+
+
+def test_no_number_of_the_results_is_typed() -> None:
+    """Outside the tables there are no measured numbers: nothing with a decimal point but learning rates."""
+    text = re.sub(r"<!-- table .*?<!-- end -->", "", (DOCS / "results.md").read_text(), flags=re.DOTALL)
+    assert set(re.findall(r"\d+\.\d+", text)) <= {"2.0", "0.2", "0.02"}
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_every_kept_result_says_where_it_is_from(path: Path) -> None:
+    kept = json.loads(path.read_text())
+    for each in [kept] if "rows" in kept else kept.values():
+        assert each["command"]
+        assert re.match(r"[0-9a-f]{7}", each["commit"])
+        assert each.get("machine") or each["where"]
+    if "rows" in kept:
+        assert kept["seeds"]
+        assert MADE["source"](kept, path.stem) in (DOCS / "results.md").read_text()
+
+
+def test_one_more_kept_run_is_one_more_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (DOCS / "results").glob("*.json"):
+        (tmp_path / path.name).write_text(path.read_text())
+    found = json.loads((DOCS / "results/wikipedia.json").read_text())
+    (tmp_path / "uniform.json").write_text(json.dumps(found | {"command": "fpld run uniform"}))
+    monkeypatch.setitem(MADE["table"].__globals__, "KEPT", tmp_path)
+    section = MADE["rendered"]("<!-- table others -->\n<!-- end -->\n").partition("{#uniform}")[2]
+    assert "| **fpld** |" in section
+    assert "`fpld run uniform` at " in section
+
+
+def test_a_run_of_one_seed_has_no_error_bar() -> None:
+    nothing = math.nan
+    row = {"method": "fpld", "heldout_loss": 3.0, "heldout_se": nothing, "behind": 0.0, "behind_se": nothing}
+    (line,) = MADE["run_lines"]([row | {"uplink_bytes": 2_000_000, "downlink_bytes": 0}])[2:]
+    assert line == "| **fpld** | 3.000 |  | 2.00 MB | 0 |"
 
 
 def rows(name: str) -> dict[str, dict[str, Any]]:
@@ -53,6 +90,51 @@ def test_sampled_labels_teach_more_than_other_codecs_at_every_budget() -> None:
     for row in kept["rows"]:
         if row["codec"] != "samples":
             assert row["behind"] > 2 * (row["behind_se"] or 0.0)
+
+
+def test_predictive_is_ahead_of_every_peer_at_every_budget() -> None:
+    kept = json.loads((DOCS / "results" / "codecs.json").read_text())["rows"]
+    ours = {(row["scene"], row["bits"]): row["kl"] for row in kept if row["codec"] == "predictive"}
+    for row in kept:
+        if not row["codec"].startswith(("predictive", "limit")) and row["kl"] is not None:
+            assert row["kl"] > ours[row["scene"], row["bits"]]
+
+
+def test_sampled_labels_are_unbiased_and_predictive_ones_are_pulled_to_the_prior() -> None:
+    for row in json.loads((DOCS / "results" / "labels.json").read_text())["rows"]:
+        if row["codec"] == "samples":
+            assert abs(row["slope"] - 1) <= 2.5 * max(row["slope_se"], 0.001)
+        elif row["slope"] is not None:
+            assert row["slope"] < 1 - 4 * row["slope_se"]
+
+
+def test_mixture_is_the_best_rule_in_every_row() -> None:
+    kept = json.loads((DOCS / "results" / "rules.json").read_text())["rows"]
+    cases: dict[tuple[Any, ...], dict[str, float]] = {}
+    for row in kept:
+        if row["rule"]:
+            key = row["corpus"], row["seed"], row["round"], row["model"]
+            cases.setdefault(key, {})[row["rule"]] = row["heldout_loss"]
+    assert len(cases) == 32
+    assert all(min(found, key=lambda rule: found[rule]) == "mixture" for found in cases.values())
+
+
+def test_no_attack_costs_a_guarded_student_much() -> None:
+    kept = json.loads((DOCS / "results" / "attack-students.json").read_text())["rows"]
+    worst = {rule: max(row["worse"] for row in kept if row["rule"] == rule) for rule in ("guarded", "mixture", "mean")}
+    without = next(row["worse"] for row in kept if (row["attack"], row["rule"]) == ("without", "guarded"))
+    assert worst["guarded"] < without + 0.01 < 0.03
+    assert worst["mixture"] > 0.3
+    assert worst["mean"] > 1
+
+
+def test_refinement_falls_from_round_to_round_and_vanilla_does_not() -> None:
+    for row in json.loads((DOCS / "results" / "refinement.json").read_text())["rows"]:
+        first, last = row["kl_1e3"][0], row["kl_1e3"][-1]
+        if row["scheme"] == "refinement":
+            assert last < first / 10
+        elif row["scheme"] == "vanilla":
+            assert last > 0.9 * first
 
 
 def test_students_at_equal_bytes_are_paired_by_seed(tmp_path: Path) -> None:

@@ -28,14 +28,23 @@ class TransformerConfig:
 
     vocab: int = 0
     layers: int = 2
+    """Layers."""
     width: int = 96
+    """Width of a layer, a multiple of 2 x `heads`."""
     heads: int = 4
+    """Attention heads."""
     length: int = 32
+    """Longest context in tokens, and the window of training."""
     batch: int = 8
+    """Windows in a minibatch."""
     rate: float = 4e-3
+    """Highest learning rate of training on text."""
     distill_rate: float = 3e-3
+    """Highest learning rate of distillation."""
     weight_decay: float = 0.1
+    """Weight decay."""
     clip: float = 1.0
+    """Largest norm of a gradient."""
 
     def __post_init__(self) -> None:
         check_vocab(self.vocab)
@@ -99,22 +108,39 @@ class HuggingFaceConfig:
     """
 
     path: str
+    """Folder of a model (`config.json`, `*.safetensors`, `tokenizer.json`), a GGUF file, or a name of `fpld data
+    list`."""
     bos: bool = False
+    """Put the model's first token before every sequence."""
     lora: int = 8
+    """Rank of the adapters; 0 trains all weights."""
     lora_layers: int = 0
+    """Adapters in that many last layers alone (0: in all)."""
     lora_alpha: float = 16.0
+    """Scale of the adapters."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the pretrained weights. `bfloat16` halves their memory and needs adapters; machines then agree on
+    the student's prediction in fewer places."""
     length: int = 64
+    """Window of training in tokens."""
     batch: int = 4
+    """Windows in a minibatch."""
     micro: int = 4
+    """Windows that are computed at a time."""
     checkpointing: bool = False
+    """Compute layers again in the backward pass: less memory, more time."""
     rate: float = 5e-4
+    """Highest learning rate of training on text."""
     distill_rate: float = 5e-4
+    """Highest learning rate of distillation."""
     weight_decay: float = 0.0
+    """Weight decay."""
     clip: float = 1.0
+    """Largest norm of a gradient."""
     vocab: int = 0
     parameters: int = 0
     weights: str = ""
+    """SHA-256 that the model's files must have (empty: it is not checked)."""
 
     def __post_init__(self) -> None:
         for name in ("lora", "lora_layers", "vocab", "parameters"):

@@ -31,10 +31,15 @@ class NGramConfig:
 
     vocab: int = 0
     order: int = 3
+    """How many last tokens are looked at."""
     buckets: int = 2048
+    """Rows of each order's table."""
     batch: int = 256
+    """Contexts in a minibatch."""
     rate: float = 2.0
+    """Learning rate of training on text."""
     distill_rate: float = 2.0
+    """Learning rate of distillation."""
 
     def __post_init__(self) -> None:
         check_vocab(self.vocab)
