@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+KERNELS := .venv/.kernels
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras fuzz clean
@@ -31,10 +32,16 @@ demo: setup ## the main job: a federation on real text, with its baselines (abou
 reproduce: setup ## the paper's figures and theorems, with our numbers next to the paper's (under a minute)
 	$(BIN)/fpld reproduce all --out out
 
-test: setup browser ## all tests (three at a time: some only wait)
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+# Compiled once, by tests of which each needs others: workers that start together would each compile them all.
+$(KERNELS): $(STAMP) $(wildcard fpld/codecs/*.py fpld/codecs/*/*.py fpld/rules/*.py)
+	@echo "== compiling the codecs (once; half a minute)"
+	$(BIN)/python -m pytest -q -n 2 tests/test_golden.py
+	@touch $(KERNELS)
 
-quick: setup ## the tests without the slow ones
+test: setup browser $(KERNELS) ## all tests (four at a time: some only wait)
+	$(BIN)/python -m pytest -n 4 --dist worksteal
+
+quick: setup $(KERNELS) ## the tests without the slow ones
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 check: lint types quick ## lint, format, types and the quick tests
