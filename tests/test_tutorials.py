@@ -65,7 +65,8 @@ def test_a_codec_of_your_own(tmp_path: Path) -> None:
 @pytest.mark.waits
 def test_across_machines(tmp_path: Path) -> None:
     shown = follow("across-machines", tmp_path, ("127.0.0.1:8000", f"127.0.0.1:{free_port()}"))
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "runs/one/trace.jsonl").open()]
+    trace = (tmp_path / "runs/one/trace.jsonl").read_text().splitlines()
+    lines: list[dict[str, Any]] = [json.loads(line) for line in trace]
     assert [line["nodes"] for line in lines] == [["north", "south"]] * 2
     assert '"kind": "frame"' in shown
     assert not (tmp_path / "runs/one/private").exists()
