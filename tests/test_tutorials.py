@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import sys
@@ -29,7 +30,7 @@ def losses(run: Path) -> dict[str, float]:
 
 def follow(page: str, folder: Path, *changes: tuple[str, str]) -> str:
     """Do what a page says; return what the terminal showed."""
-    text = (DOCS / f"tutorials/{page}.md").read_text("utf-8")
+    text = (DOCS / f"{page}.md").read_text("utf-8")
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
@@ -40,7 +41,7 @@ def follow(page: str, folder: Path, *changes: tuple[str, str]) -> str:
 
 
 def test_a_federation_of_your_own_text(tmp_path: Path) -> None:
-    shown = follow("own-text", tmp_path)
+    shown = follow("tutorials/own-text", tmp_path)
     found = losses(tmp_path / "runs/mine")
     assert found["fpld"] < min(loss for method, loss in found.items() if method.startswith("alone"))
     assert "My fellow citizens" in shown
@@ -49,7 +50,7 @@ def test_a_federation_of_your_own_text(tmp_path: Path) -> None:
 
 
 def test_a_pretrained_model(tmp_path: Path) -> None:
-    follow("pretrained", tmp_path)
+    follow("tutorials/pretrained", tmp_path)
     found = losses(tmp_path / "runs/adapted")
     assert found["fpld"] < found["base"]
     assert (tmp_path / "merged/model.safetensors").exists()
@@ -57,14 +58,24 @@ def test_a_pretrained_model(tmp_path: Path) -> None:
 
 
 def test_a_codec_of_your_own(tmp_path: Path) -> None:
-    follow("codec", tmp_path)
+    follow("tutorials/codec", tmp_path)
     found = losses(tmp_path / "runs/top")
     assert found["float32 logits"] < found["fpld"] < found["base"]
 
 
+def test_a_rule_of_your_own(tmp_path: Path) -> None:
+    page = (DOCS / "extending.md").read_text("utf-8")
+    (tmp_path / "mine.py").write_text(
+        re.findall(r"```python\n(.*?)```", page.partition("\n## A rule\n")[2], re.DOTALL)[0]
+    )
+    follow("extending", tmp_path)
+    found = losses(tmp_path / "runs/mine")
+    assert found["fpld"] < found["base"]
+
+
 @pytest.mark.waits
 def test_across_machines(tmp_path: Path) -> None:
-    shown = follow("across-machines", tmp_path, ("127.0.0.1:8000", f"127.0.0.1:{free_port()}"))
+    shown = follow("tutorials/across-machines", tmp_path, ("127.0.0.1:8000", f"127.0.0.1:{free_port()}"))
     trace = (tmp_path / "runs/one/trace.jsonl").read_text().splitlines()
     lines: list[dict[str, Any]] = [json.loads(line) for line in trace]
     assert [line["nodes"] for line in lines] == [["north", "south"]] * 2
