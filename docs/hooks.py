@@ -92,6 +92,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = OWN.get(path) or ("index.md" if path == "README.md" else f"source/{path}.md")
         return f"]({posixpath.relpath(target, here or '.')}{match[2]})"
 
+    markdown = markdown.replace(" ± ", "&nbsp;±&nbsp;")  # a number and its error stay together
     return _GRAPH.sub(lambda match: picture(match[1]), _OUTSIDE.sub(local, markdown))
 
 
@@ -363,4 +364,5 @@ def picture(text: str) -> str:
         '<path d="M0 0L8 4L0 8z" class="head"/></marker></defs>'
     )
     label = html.escape(", ".join(f"{by} imports {of}" for by, of in edges), quote=True)
-    return f'<svg class="graph" role="img" aria-label="{label}" {size}>{arrow}{"".join(lines)}{"".join(boxes)}</svg>\n'
+    drawn = f'<svg role="img" aria-label="{label}" {size}>{arrow}{"".join(lines)}{"".join(boxes)}</svg>'
+    return f'<div class="graph">{drawn}</div>\n'

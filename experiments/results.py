@@ -197,7 +197,10 @@ def adaptive() -> Rows:
     for variant, seeds in found.items():
         last = [rows[-1] for rows in seeds]
         pairs = list(zip(plain, last, strict=True))
-        row = {"allocation": variant, "bits": [float(b) for b in np.mean([each["bits"] for each in last], axis=0)]}
+        row: dict[str, Any] = {
+            "allocation": variant,
+            "bits": [float(b) for b in np.mean([each["bits"] for each in last], axis=0)],
+        }
         row |= spread("kl_1e3", [1000 * each["kl"] for each in last])
         row |= spread("gain", [reference["kl"] / each["kl"] for reference, each in pairs])
         row |= spread("heldout_loss", [each["heldout_loss"] for each in last])

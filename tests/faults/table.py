@@ -371,7 +371,8 @@ ATTACKS = """\
 ## Attacks on a real deployment
 
 `python -m benchmarks.deployment_attacks` starts a SuperLink with TLS and node authentication, an aggregator and nodes
-on loopback, as [deploy.md](deploy.md) does. One registered node attacks in every round; others try to get in.
+on loopback, as [Deploy](deploy.md) does. One registered node attacks in every round; others try to get in. What a run
+could not judge is left out.
 """
 
 
@@ -389,6 +390,7 @@ def measured() -> list[str]:
         parts += [
             f"| {row['attack']} | {row['happened'].replace('|', '/')} | {'held' if row['held'] else '**not held**'} |"
             for row in found["attacks"]["rows"]
+            if not row["happened"].startswith("not judged")
         ]
     return parts
 
