@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.engines.flower.payload import FRAME, LETTER, TASK, pack, unpack
-from fpld.protocol.messages import Task
+from fpld.engines.flower.payload import FRAME, LETTER, names, pack, put, unpack
 from fpld.protocol.wire import CHECKSUM_BYTES, HEADER, _checksum
 from fpld.storage.files import write_atomic
 
@@ -67,7 +66,7 @@ def flipped(scene: Scene) -> RecordDict:
 
 def folded(_scene: Scene) -> RecordDict:
     """Send 100 kB that stand for three gigabytes: one piece, named 30,000 times."""
-    from flwr.app import Array
+    from flwr.app import Array, RecordDict
 
     deflate = Array.deflate
 
@@ -77,7 +76,9 @@ def folded(_scene: Scene) -> RecordDict:
         return head.rsplit(b" ", 1)[0] + f" {len(body)}".encode() + b"\x00" + body
 
     setattr(Array, "deflate", folding)  # noqa: B010 - a method of another's
-    return framed(bytes(100_000))
+    content = RecordDict()
+    put(content, "frame", bytes(100_000), FRAME, shared=True)
+    return content
 
 
 def pickled(scene: Scene) -> RecordDict:
@@ -89,7 +90,7 @@ def pickled(scene: Scene) -> RecordDict:
             return Path.touch, (scene.folder / "pickle-ran",)
 
     array = Array("object", (1,), "numpy.ndarray", pickle.dumps(np.array([Evil()], dtype=object)))
-    return RecordDict({"frame": ArrayRecord({"data": array})})
+    return RecordDict({"shared": ArrayRecord({"frame": array})})
 
 
 def shouting(_scene: Scene) -> RecordDict:
@@ -157,13 +158,21 @@ def attack(message: Message, context: Context) -> Message:
         (home.folder / "joined").touch()
         body = Letter.parse(unpack(reply.content, "letter", LETTER)).body
         return Reply(pack(letter=(write_letter(key, {**body, "name": ESCAPES + "south"}), LETTER)), reply_to=message)
-    name, stype = ("frame", FRAME) if kind == "train" else ("letter", LETTER)
-    round = Task.from_bytes(unpack(message.content, "task", TASK)).plan.round if kind == "train" else letter["round"]
-    scene = Scene(unpack(reply.content, name, stype), key, home.folder, round)
+    content = reply.content
     if kind == "train":
+        round = int(letter["round"])
+        scene = Scene(unpack(content, "frame", FRAME), key, home.folder, round)
         (home.folder / f"frame-{round}").write_bytes(scene.right)
-    attacks = list((TRAIN if kind == "train" else EVALUATE).values())
-    return Reply(attacks[round - 1](scene), reply_to=message) if round <= len(attacks) else reply
+        attacks = list(TRAIN.values())
+        content = attacks[round - 1](scene) if round <= len(attacks) else content
+    told, lies = letter.get("evaluate", letter["round"] if kind == "evaluate" else 0), list(EVALUATE.values())
+    if told > 0 and "letter" in names(reply.content):
+        right = unpack(reply.content, "letter", LETTER)
+        lie = (
+            lies[told - 1](Scene(right, key, home.folder, told)) if told <= len(lies) else pack(letter=(right, LETTER))
+        )
+        put(content, "letter", unpack(lie, "letter", LETTER), LETTER)
+    return Reply(content, reply_to=message)
 
 
 def pin() -> None:

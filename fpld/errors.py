@@ -25,6 +25,10 @@ class StorageError(FpldError):
     """A file could not be written; what was there before is intact."""
 
 
+class ResourceError(FpldError):
+    """Memory, time or file handles ran out; the message says what to free."""
+
+
 class MissingExtraError(FpldError, ImportError):
     """An optional dependency is not installed; the message names the extra that brings it."""
 

@@ -24,13 +24,16 @@ them: the aggregator needs only the public text. It ends when the rounds are don
 
   fpld aggregator consortium.toml --out runs/one
   fpld aggregator consortium.toml --out runs/one --resume      after a stop or a crash
+  fpld aggregator status runs/one                              how it stands, in a row for monitoring
   fpld aggregator demo --simulate --out runs/simulated         all nodes on this machine, in Flower's simulation
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("config", metavar="CONFIG", help="the configuration: a TOML file")
+    parser.add_argument(
+        "config", nargs="+", metavar="[status] CONFIG", help="the configuration: a TOML file; status: a run's folder"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: run.out)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument(
@@ -49,7 +52,17 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.engines.flower.aggregator import Start, aggregate
     from fpld.engines.flower.simulation import simulate
     from fpld.federation.check import refuse
+    from fpld.report.standing import standing
 
+    *asked, arguments.config = arguments.config
+    if asked not in ([], ["status"]):
+        raise InputError(f"aggregator takes one CONFIG, or status and a run's folder, got {' '.join(asked)} besides")
+    if asked:
+        folder = Path(arguments.config)
+        if not (folder / "config.toml").exists():
+            raise InputError(f"{folder} holds no run: give the folder that --out named")
+        output.result("aggregator", [standing(folder)], title=f"The run in {folder}")
+        return 0
     config, _ = configuration.load(arguments.config, seed=arguments.seed)
     out = arguments.out if arguments.out is not None else Path(config.run.out)
     if (out / "config.toml").exists() and not arguments.resume:

@@ -18,12 +18,13 @@ NODE.toml is the file that `fpld init-node` made. The node stays until it is tol
 comes back by itself after a crash or a lost connection; docs/deploy.md has a systemd unit. Example:
 
   fpld node north/node.toml
+  fpld node status north/node.toml      whether it runs, its last round and contact, what it has sent, its last trouble
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("node", type=Path, metavar="NODE.toml", help="the node's file")
+    parser.add_argument("node", nargs="+", metavar="[status] NODE.toml", help="the node's file; status: how it stands")
     parser.add_argument(
         "--insecure", action="store_true", help="no TLS, no node authentication: for a trial on one machine"
     )
@@ -33,8 +34,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     """Run until told to stop."""
     from fpld.cli.signals import Stopped, stop_on_signals
     from fpld.engines.flower.home import check_home
+    from fpld.engines.flower.site_status import site_status
     from fpld.engines.flower.supernode import run_node
 
+    *asked, path = arguments.node
+    if asked not in ([], ["status"]):
+        raise InputError(f"node takes one file, or status and a file, got {' '.join(arguments.node)}")
+    if asked:
+        output.result("node", [site_status(Path(path))], title=f"The site of {path}")
+        return 0
+    arguments.node = Path(path)
     problems = [f"{found.key}: {found.says}" for found in check_home(arguments.node) if found.wrong]
     if problems:
         raise InputError(f"{arguments.node}: " + "; ".join(problems))

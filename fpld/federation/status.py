@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from fpld.storage.folder import RunFolder
 
-STATUS, BEAT = "status.json", "heartbeat"
+STATUS, BEAT, RESERVE = "status.json", "heartbeat", "reserve"
+_RESERVED = 1 << 17  # bytes that are held so that the end of a run can be written down on a full disk
 PULSE = 5.0  # seconds between two signs of life
 Name = Literal["preparing", "running", "done", "failed", "stopped"]
 
@@ -35,10 +36,16 @@ class Status:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def say(self, state: Name, error: str = "") -> None:
-        """Write a state."""
-        self._store.write_json(STATUS, {"state": state, "error": error, "time": time.time()})
+        """Write a state; on a full disk in the place of what was reserved for it."""
+        said = {"state": state, "error": error, "time": time.time()}
+        try:
+            self._store.write_json(STATUS, said)
+        except StorageError:
+            (self._store.path / RESERVE).unlink(missing_ok=True)
+            self._store.write_json(STATUS, said)
         if not self._said:
             self._said = True
+            self._store.write(RESERVE, bytes(_RESERVED))
             self._thread.start()
 
     def __enter__(self) -> Self:
@@ -52,12 +59,17 @@ class Status:
         self._ended.set()
         if not self._said:
             return
-        if error is None:
-            self.say("done")
-        elif isinstance(error, Exception):
-            self.say("failed", str(error) if isinstance(error, FpldError) else f"{type(error).__name__}: {error}")
-        else:
-            self.say("stopped")
+        try:
+            if error is None:
+                self.say("done")
+            elif isinstance(error, Exception):
+                self.say("failed", _words(error))
+            else:
+                self.say("stopped")
+            (self._store.path / RESERVE).unlink(missing_ok=True)
+        except (StorageError, OSError):
+            if error is None:
+                raise  # or else what ended the run is what must be said
 
     def _beat(self) -> None:
         while True:
@@ -67,6 +79,12 @@ class Status:
                 return  # the folder is gone, or the disk: the run itself will say so
             if self._ended.wait(PULSE):
                 return
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "memory ran out: free some, or choose a smaller student, fewer probe contexts or a smaller batch"
+    return str(error) if isinstance(error, FpldError) else f"{type(error).__name__}: {error}"
 
 
 def mark_stopped() -> None:

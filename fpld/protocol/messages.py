@@ -65,12 +65,16 @@ class Task:
         }
         return self.arrays | {name: array for name, array in own.items() if array is not None}
 
-    def to_bytes(self) -> bytes:
-        """Serialize, the same for the same task."""
+    def metadata(self) -> dict[str, str]:
+        """Return all of the task but its arrays, as text."""
         named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
         plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
         head = {name: getattr(self, name) for name in ("codec", "against", "broadcast", "base")} | {"plan": plan}
-        return dump_arrays(self.all_arrays(), {"format": FORMAT, "task": json.dumps(head, sort_keys=True)})
+        return {"format": FORMAT, "task": json.dumps(head, sort_keys=True)}
+
+    def to_bytes(self) -> bytes:
+        """Serialize, the same for the same task."""
+        return dump_arrays(self.all_arrays(), self.metadata())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Task:

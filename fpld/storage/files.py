@@ -91,6 +91,15 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for a failed write: its cause, and that earlier files are intact."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"{path}: no space left on the disk; what was written before is intact: free some space")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return StorageError(
+            f"{path}: no file handles are left; what was written before is intact: raise the limit (ulimit -n, or "
+            "LimitNOFILE= of the service), or end what holds them"
+        )
+    if error.errno == errno.ENOMEM:
+        return StorageError(
+            f"{path}: no memory is left to write it; what was written before is intact: free some memory"
+        )
     return StorageError(f"{path} cannot be written ({error.strerror or error}); what was written before is intact")
 
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from fpld import __version__
 from fpld.errors import FpldError
 from fpld.report.page import SCRIPTS, asset, environment
+from fpld.report.standing import metrics, standing
 from fpld.web.guard import Guard
 from fpld.web.state import Runs
 
@@ -34,6 +35,7 @@ def make_app(folder: Path, token: str | None = None) -> Starlette:
     routes = [
         Route("/", lambda _request: _index(folder)),
         Route("/assets/{name:path}", _asset),
+        Route("/metrics", lambda _request: _metrics(folder)),
         Route("/api/runs", lambda _request: _answer(state.runs)),
         Route("/api/run", lambda request: _run(state, request)),
         Route("/api/planner", lambda request: _answer(lambda: state.planner(request.query_params.get("run")))),
@@ -46,6 +48,12 @@ def _index(folder: Path) -> Response:
     page = environment().get_template("dashboard.html.j2")
     scripts = [*SCRIPTS, "planner.js", "dashboard.js"]
     return HTMLResponse(page.render(folder=str(folder), version=__version__, scripts=scripts))
+
+
+def _metrics(folder: Path) -> Response:
+    """Return how all runs stand, as Prometheus text."""
+    runs = [each for each in sorted(folder.iterdir()) if (each / "config.toml").is_file()] if folder.is_dir() else []
+    return Response(metrics([standing(each) for each in runs]), media_type="text/plain; version=0.0.4")
 
 
 def _asset(request: Request) -> Response:

@@ -13,7 +13,7 @@ from fpld.engines.flower.answers import Evaluated
 from fpld.engines.flower.home import open_home
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import follow, note, retell
-from fpld.engines.flower.payload import LETTER, pack, unpack
+from fpld.engines.flower.payload import LETTER, names, put, unpack
 from fpld.errors import ProtocolError
 from fpld.federation.engine import Absence
 from fpld.report.runs import read_run
@@ -68,7 +68,7 @@ def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
     """Return what changes a node's evaluations: `changes` by (node, round); a text is an error with that text."""
 
     def changed(file: Path, reply: Message) -> Message:
-        if reply.has_error() or "letter" not in reply.content:
+        if reply.has_error() or "letter" not in names(reply.content):
             return reply
         body = Letter.parse(unpack(reply.content, "letter", LETTER)).body
         change = changes.get((file.parent.name, body.get("round", 0)))
@@ -79,7 +79,7 @@ def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
         if change is not None:
             session = json.loads((deployment.folder / "flower/session.json").read_text())["session"]
             key = open_home(file).secret(bytes.fromhex(session))
-            reply.content["letter"] = pack(letter=(write_letter(key, {**body, **change}), LETTER))["letter"]
+            put(reply.content, "letter", write_letter(key, {**body, **change}), LETTER)
         return reply
 
     return changed

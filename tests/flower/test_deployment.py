@@ -44,7 +44,7 @@ def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
 
 
 def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machines]) -> None:
-    """Two rounds with all; then a node is killed while it trains; the others go on, and it returns."""
+    """Two rounds with all; then a node is killed while it trains; the others go on, and it returns a round later."""
     some = machines(
         ("rounds = 3", "rounds = 7\nquorum = 2\ndeadline = 90.0"), ("[local]\nsteps = 25", "[local]\nsteps = 2500")
     )
@@ -58,6 +58,7 @@ def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machin
     some.running.pop("south").wait()
     some.wait_for(lambda: not some.processes(holding="nodes/south"), 10)  # what it had started has gone with it
     assert "round 3: sending" not in log.read_text()
+    some.wait_for(lambda: len(rounds(some)) >= 3, 150)
     some.node("south")
     assert some.running["aggregator"].wait(240) == 0, some.said("aggregator")
     lines = rounds(some)
@@ -70,6 +71,28 @@ def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machin
     some.clean_up()
     assert list((some.folder / "home").iterdir()) == []
     assert list((some.folder / "temporary").iterdir()) == []
+
+
+def test_a_node_that_is_killed_and_started_again_is_in_the_same_round(machines: Callable[..., Machines]) -> None:
+    """It is let in at once, gets its task again, and the result is that of an undisturbed run, bit for bit."""
+    some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
+    run(some.deployment.config, some.deployment.text, some.folder / "local", resume=False)
+    key = derive_key(some.deployment.config.run.seed)  # the local run's: a deployment draws one at random
+    RunFolder(some.folder / "flower").write_json("session.json", {"session": "ab" * 32, "key": key.hex()})
+    some.aggregator()
+    some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
+    for name in NAMES:
+        some.node(name)
+    log = some.folder / "nodes/south/log.txt"
+    some.wait_for(lambda: log.exists() and "round 2: training" in log.read_text(), 150)
+    os.killpg(some.running["south"].pid, signal.SIGKILL)
+    some.running.pop("south").wait()
+    some.wait_for(lambda: not some.processes(holding="nodes/south"), 10)
+    some.node("south")
+    assert some.running.pop("aggregator").wait(240) == 0, some.said("aggregator")
+    assert "south is back: its task is sent again" in some.said("aggregator")
+    assert some.deployment.trace("flower") == some.deployment.trace("local")
+    some.clean_up()
 
 
 def test_aggregator_and_superlink_may_die_and_nothing_is_counted_twice(machines: Callable[..., Machines]) -> None:

@@ -14,7 +14,7 @@ from flwr.supercore.run import RunNotRunningException
 
 from fpld.engines.flower import receive as receiving
 from fpld.engines.flower.exchange import exchange, explain
-from fpld.engines.flower.payload import FRAME, pack, unpack
+from fpld.engines.flower.payload import FRAME, pack, put, unpack
 from fpld.engines.flower.receive import SLACK, Asked, receive
 from tests.flower.link import NODE, Link, LinkedGrid
 
@@ -30,8 +30,10 @@ def question(number: int = 0) -> Message:
     return message
 
 
-def answer(frame: bytes, to: Message) -> Message:
-    return Message(pack(frame=(frame, FRAME)), reply_to=to)
+def answer(frame: bytes, to: Message, *, pieces: bool = False) -> Message:
+    content = RecordDict()
+    put(content, "frame", frame, FRAME, shared=pieces)
+    return Message(content, reply_to=to)
 
 
 def received(link: Link, most: int = MOST) -> Message:
@@ -91,10 +93,10 @@ class Unread(httpx.SyncByteStream):
 def test_many_small_pieces_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 40_000)
     link = Link()
-    link.reply("question 0", answer(bytes(range(256)) * 1000, question()))
+    link.reply("question 0", answer(bytes(range(256)) * 1000, question(), pieces=True))
     assert "its reply is too long" in reason(link)
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10)
-    link.reply("question 0", answer(b"".join(n.to_bytes(10, "big") for n in range(100)), question()))
+    link.reply("question 0", answer(b"".join(n.to_bytes(10, "big") for n in range(100)), question(), pieces=True))
     assert reason(link) == "its reply is in 104 pieces, at most 64 are wanted"
     assert len(link.pulled) < 50
 
@@ -110,7 +112,7 @@ def test_a_piece_that_is_named_a_million_times_is_not_unfolded() -> None:
         return head.rsplit(b" ", 1)[0] + f" {len(body)}".encode() + b"\x00" + body
 
     link = Link()
-    link.reply("question 0", answer(bytes(40_000), question()), fold)
+    link.reply("question 0", answer(bytes(40_000), question(), pieces=True), fold)
     tracemalloc.start()
     assert "its reply holds 1200" in reason(link, 40_000)
     assert tracemalloc.get_traced_memory()[1] < 20 << 20

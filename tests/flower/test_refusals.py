@@ -19,7 +19,18 @@ from fpld.engines.flower import duties
 from fpld.engines.flower.home import open_home
 from fpld.engines.flower.identity import Letter, PublicKeys, make_node_keys, run_secret, write_letter
 from fpld.engines.flower.mods import budget_guard
-from fpld.engines.flower.payload import FRAME, LETTER, TASK, pack, pack_task, record_arrays, unpack, unpack_task
+from fpld.engines.flower.payload import (
+    FRAME,
+    LETTER,
+    TASK,
+    names,
+    pack,
+    pack_task,
+    put,
+    record_arrays,
+    unpack,
+    unpack_task,
+)
 from fpld.engines.flower.publish import publish
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.server import serve
@@ -56,7 +67,7 @@ def frame_of(reply: Message) -> bytes | None:
 
 
 def with_frame(reply: Message, frame: bytes) -> Message:
-    reply.content["frame"] = pack(frame=(frame, FRAME))["frame"]
+    put(reply.content, "frame", frame, FRAME)
     return reply
 
 
@@ -369,7 +380,7 @@ def test_payloads_of_other_types_are_refused(deployment: Deployment) -> None:
         unpack_task(content).to_bytes()
         == Task(plan, "uniform", arrays={"a": np.ones((2, 3), np.float32)}, broadcast="weights").to_bytes()
     )
-    pickled = RecordDict({"task": ArrayRecord({"data": Array(np.ones(3))})})
+    pickled = RecordDict({"shared": ArrayRecord({"task": Array(np.ones(3))})})
     with pytest.raises(ProtocolError, match=r"bytes of type fpld\.task/1 must come here, got numpy\.ndarray"):
         unpack(pickled, "task", TASK)
     lying = ArrayRecord({"a": Array("float32", (1 << 20, 1 << 20), "fpld.array/1", bytes(8))})
@@ -440,8 +451,8 @@ def test_an_evaluation_that_fails_costs_no_frame(two_of_three: Deployment) -> No
     grid = two_of_three.grid()
 
     def lose(file: Path, reply: Message) -> Message:
-        if frame_of(reply) is not None and "letter" in reply.content and file.parent.name == "south":
-            del reply.content["letter"]
+        if frame_of(reply) is not None and "letter" in names(reply.content) and file.parent.name == "south":
+            del reply.content.config_records["fpld"]["letter"]
         return reply
 
     grid.tamper = lose

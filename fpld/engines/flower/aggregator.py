@@ -6,17 +6,19 @@ import contextlib
 import json
 import logging
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld.engines.flower.certs import AGGREGATOR_KEY, CA, CERT, CERT_KEY
+from fpld.engines.flower.expiry import ending
 from fpld.engines.flower.identity import PublicKeys, write_secret
 from fpld.engines.flower.journal import follow, retell
 from fpld.engines.flower.processes import Child, LaunchError, call, call_json, check_port, wait_ready
 from fpld.engines.flower.server import public_file
-from fpld.errors import FpldError, InputError
+from fpld.errors import FpldError, InputError, StorageError
 from fpld.federation.status import STATUS
 from fpld.storage.files import write_atomic
 from fpld.storage.folder import RunFolder
@@ -57,6 +59,7 @@ seed = -1
 """
 DATABASE = "state.db"
 _LINK = "fpld"
+LEAST_SPACE = 4_000_000  # bytes of the disk below which a run is stopped
 _PAUSE = 0.5
 _RESTARTS = 10
 _LOOK = 60.0  # seconds between two questions to the SuperLink about the run: each is a process of its own
@@ -98,6 +101,9 @@ def _check(start: Start) -> None:
     lacking = missing(start.config, insecure=start.insecure)
     if lacking:
         raise InputError("; ".join(lacking))
+    if not start.insecure:
+        for sentence in ending(Path(flower.certs) / name for name in (CA, CERT)):
+            log.warning("%s", sentence)
     host, port = flower.address.rsplit(":", 1)
     check_port(host, int(port))
 
@@ -145,6 +151,7 @@ class Children:
                 if self._restarts > _RESTARTS:
                     raise LaunchError(f"{child.name} stops again and again: {child.last_words()}")
                 log.warning("%s stopped (%s): starting it again", child.name, child.last_words())
+                child.stop()  # what it has started must not go on without it
                 self.start(name)
 
     def stop(self) -> None:
@@ -229,6 +236,7 @@ def _watch(
     store = RunFolder(start.out)
     look = time.monotonic() + _LOOK
     while True:
+        check_space(start.out)
         children.tend()
         status = store.read_json(STATUS)  # before the lines: what was said last comes out too
         retell(lines)
@@ -241,6 +249,16 @@ def _watch(
             look = time.monotonic() + _LOOK
             _ask(folder, run)
         time.sleep(_PAUSE)
+
+
+def check_space(folder: Path) -> None:
+    """Stop while the disk has room to say why: a SuperLink on a full disk answers no node any more."""
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_SPACE:
+        raise StorageError(
+            f"{folder}: {free:,} bytes are left on the disk, at least {LEAST_SPACE:,} are needed: free some space, and "
+            "go on with --resume; what was written before is intact"
+        )
 
 
 def _ask(folder: Path, run: int) -> None:

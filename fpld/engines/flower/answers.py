@@ -38,13 +38,17 @@ class Answer(Section):
 
 
 class Joined(Answer):
-    """Who a node is, which wire it speaks, which student of the run it has, and which of the run's files it lacks."""
+    """Who a node is, which wire it speaks, which student of the run it has, and which of the run's files it lacks.
+
+    `instance` is drawn anew each time that the site's process starts.
+    """
 
     kind: Literal["joined"]
     name: Annotated[str, Field(max_length=64)]
     challenge: Digest
     wire: Annotated[int, Field(ge=0, lt=2**16)]
     student: Digest | None
+    instance: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     missing: Annotated[list[Digest], Field(max_length=1000)]
 
 

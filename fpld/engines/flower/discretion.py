@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpld._check import printable
 from fpld.engines.flower.journal import note
-from fpld.errors import BudgetError, FpldError, InputError, ProtocolError, StorageError
+from fpld.errors import BudgetError, FpldError, InputError, ProtocolError, ResourceError, StorageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +19,8 @@ _SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (BudgetError, "limit: the request goes beyond what this site allows"),
     (ProtocolError, "message: the message is not one that this site can act on"),
     (StorageError, "disk: the site cannot write to its disk"),
+    (ResourceError, "resources: the site ran out of memory, time or file handles"),
+    (MemoryError, "resources: the site ran out of memory, time or file handles"),
     (InputError, "setup: the site's own text, files or settings do not do"),
     (FpldError, "site: the site cannot do this"),
     (Exception, "program: the site's program failed"),
@@ -27,10 +29,12 @@ LONGEST = 100  # characters of a sentence
 
 
 class SiteError(FpldError):
-    """An error at a site, as far as others may know it."""
+    """An error at a site, as far as others may know it: one of the sentences above."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(next(sentence for kind, sentence in _SENTENCES if isinstance(error, kind)))
+
+def sentence(error: Exception) -> str:
+    """Return what may be said of an error."""
+    return next(said for kind, said in _SENTENCES if isinstance(error, kind))
 
 
 def conceal(what: str, error: Exception, folder: Path | None) -> SiteError:
@@ -40,4 +44,4 @@ def conceal(what: str, error: Exception, folder: Path | None) -> SiteError:
         with contextlib.suppress(FpldError):
             note(folder, said)
     log.warning("%s", printable(said, 1000))
-    return SiteError(error)
+    return SiteError(sentence(error))

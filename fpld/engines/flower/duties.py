@@ -24,6 +24,7 @@ from fpld.engines.flower.discretion import conceal
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger, Question
+from fpld.engines.flower.presence import presence
 from fpld.engines.flower.spending import allow_spending, epsilon_so_far
 from fpld.errors import ProtocolError
 from fpld.federation import jobs
@@ -86,7 +87,9 @@ def join(home: Home, data: bytes) -> bytes:
         )
     session = _session(body)
     answer = {"kind": "joined", "name": home.terms.name, "challenge": body.get("challenge"), "missing": missing}
-    return write_letter(home.secret(session), {**answer, "wire": VERSION, "student": _held(_folder(home, session))})
+    who = presence(home.folder)
+    more = {"wire": VERSION, "student": _held(_folder(home, session)), "instance": who["instance"] if who else ""}
+    return write_letter(home.secret(session), answer | more)
 
 
 def train(home: Home, data: bytes, task: Task, files: Mapping[str, bytes], packed: bytes = b"") -> Answer:

@@ -30,34 +30,55 @@ _REASONS: dict[int, tuple[Why, str]] = {
 }
 
 
-def exchange(grid: Grid, messages: Sequence[Message], timeout: float | None, most: Sequence[int]) -> Iterator[Message]:
-    """Push messages, and yield each reply as it comes, until all are there or the time is over.
+class Exchange:
+    """Messages that were sent, and their replies as they come.
 
     Each reply is received by a thread of its own: one that comes slowly holds up no other, and not the end either.
     `most` are the bytes that each may have: `fpld.engines.flower.receive` says what becomes of longer ones.
     """
-    pushed = set(grid.push_messages(messages))
-    waiting = [
-        Asked(message.metadata.message_id, message.metadata.dst_node_id, size)
-        for message, size in zip(messages, most, strict=True)
-        if message.metadata.message_id in pushed
-    ]
-    replies: SimpleQueue[Message | Exception] = SimpleQueue()
-    over, pause = threading.Event(), max(_PAUSE, _PAUSE_EACH * len(waiting))
-    for asked in waiting:
-        arguments = grid, asked, replies, over, pause
-        threading.Thread(target=_await, args=arguments, daemon=True, name=f"reply {asked.identity[:8]}").start()
+
+    def __init__(self, grid: Grid, messages: Sequence[Message], most: Sequence[int]) -> None:
+        pushed = set(grid.push_messages(messages))
+        waiting = [
+            Asked(message.metadata.message_id, message.metadata.dst_node_id, size)
+            for message, size in zip(messages, most, strict=True)
+            if message.metadata.message_id in pushed
+        ]
+        self._replies: SimpleQueue[Message | Exception] = SimpleQueue()
+        self._over, pause = threading.Event(), max(_PAUSE, _PAUSE_EACH * len(waiting))
+        self.left = len(waiting)
+        for asked in waiting:
+            arguments = grid, asked, self._replies, self._over, pause
+            threading.Thread(target=_await, args=arguments, daemon=True, name=f"reply {asked.identity[:8]}").start()
+
+    def wait(self, seconds: float | None) -> Message | None:
+        """Return the next reply, None if there is none within so many seconds."""
+        try:
+            reply = self._replies.get(timeout=None if seconds is None else max(seconds, 0.001))
+        except Empty:
+            return None
+        if isinstance(reply, Exception):
+            raise reply
+        self.left -= 1
+        return reply
+
+    def close(self) -> None:
+        """Wait for no more."""
+        self._over.set()
+
+
+def exchange(grid: Grid, messages: Sequence[Message], timeout: float | None, most: Sequence[int]) -> Iterator[Message]:
+    """Push messages, and yield each reply as it comes, until all are there or the time is over: `Exchange`."""
+    sent = Exchange(grid, messages, most)
     end = None if timeout is None else time.monotonic() + timeout
     try:
-        for _ in waiting:
-            reply = replies.get(timeout=None if end is None else max(end - time.monotonic(), 0.001))
-            if isinstance(reply, Exception):
-                raise reply
+        while sent.left:
+            reply = sent.wait(None if end is None else end - time.monotonic())
+            if reply is None:
+                return
             yield reply
-    except Empty:
-        return
     finally:
-        over.set()
+        sent.close()
 
 
 def _await(

@@ -52,6 +52,7 @@ ca = "ca.pem"
 # delta = 1e-5                  # at which delta
 # unit = "document"             # of what: a document, or a "window" of tokens
 # show_own_loss = true          # tell the aggregator the loss of this site's own models too, for the report
+# most_memory = 8000000000      # bytes of memory that the work may take: beyond it the work is ended, and said
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
 
@@ -68,6 +69,7 @@ class Terms(Section):
     most_evaluations: Count | None = None
     most_probe_sets: Count | None = None
     codecs: list[str] | None = None
+    most_memory: Count | None = None
     show_own_loss: bool = False
     most_epsilon: configuration.Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -9,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fpld._check import printable
+from fpld.errors import StorageError
 from fpld.federation.log import RESULT
 from fpld.storage.files import storage_error
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOG = "log.txt"
+LONG = 10_000_000  # bytes of a log after which a new one is begun; the one before it is kept
 _LONGEST = 2000  # characters of a line
 log = logging.getLogger(__name__)
 
@@ -26,10 +29,17 @@ def note(folder: Path, text: str, **more: bool) -> None:
     line = json.dumps({"time": round(time.time(), 3), "text": printable(text, _LONGEST), **more}) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        rotate(folder / LOG)
         with (folder / LOG).open("a", encoding="utf-8") as file:
             file.write(line)
     except OSError as error:
         raise storage_error(folder / LOG, error) from error
+
+
+def rotate(path: Path) -> None:
+    """Put a log that has grown long aside, in the place of the one that was put aside before."""
+    if path.exists() and path.stat().st_size > LONG:
+        path.replace(path.with_name(f"{path.stem}-1{path.suffix}"))
 
 
 class Journal(logging.Handler):
@@ -43,7 +53,8 @@ class Journal(logging.Handler):
         """Add a record's line."""
         if self._thread is not None and record.thread != self._thread:
             return
-        note(self._folder, record.getMessage(), **(RESULT if hasattr(record, "result") else {}))
+        with contextlib.suppress(StorageError):  # a line of a log is not worth a run; who writes results says it
+            note(self._folder, record.getMessage(), **(RESULT if hasattr(record, "result") else {}))
 
 
 def follow(folder: Path) -> Iterator[list[Mapping[str, Any]]]:
@@ -53,6 +64,8 @@ def follow(folder: Path) -> Iterator[list[Mapping[str, Any]]]:
     while True:
         said = []
         if path.exists():
+            if path.stat().st_size < place:  # a new one was begun
+                place = 0
             with path.open("rb") as file:
                 file.seek(place)
                 new = file.read()

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message, MessageType
 
-from fpld.engines.flower.discretion import conceal
+from fpld.engines.flower.discretion import SiteError, conceal
 from fpld.engines.flower.ledger import LOSS_BYTES
-from fpld.engines.flower.payload import FRAME, LETTER, TASK, unpack
+from fpld.engines.flower.payload import FRAME, LETTER, names, unpack, unpack_task
 from fpld.errors import BudgetError
-from fpld.protocol.messages import Task
 from fpld.protocol.wire import OVERHEAD
 
 if TYPE_CHECKING:
@@ -25,6 +24,8 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
     """
     try:
         return call_next(message, context)
+    except SiteError:  # said already
+        raise
     except Exception as error:  # whatever it is, it is ours to keep
         place = context.node_config.get("node")
         folder = Path(place).resolve().parent if isinstance(place, str) else None
@@ -38,16 +39,17 @@ def budget_guard(message: Message, context: Context, call_next: ClientAppCallabl
     """
     if message.metadata.message_type != MessageType.TRAIN:
         return call_next(message, context)
-    plan = Task.from_bytes(unpack(message.content, "task", TASK)).plan
+    plan = unpack_task(message.content).plan
     reply = call_next(message, context)
     if not reply.has_content():
         return reply
     frame = unpack(reply.content, "frame", FRAME)
-    letter = unpack(reply.content, "letter", LETTER) if "letter" in reply.content else b""
-    if not set(reply.content) <= {"frame", "letter"} or len(frame) > OVERHEAD + plan.budget_bytes:
+    held = names(reply.content)
+    letter = unpack(reply.content, "letter", LETTER) if "letter" in held else b""
+    if not held <= {"frame", "letter"} or len(frame) > OVERHEAD + plan.budget_bytes:
         raise BudgetError(
             f"a reply must be one frame of at most {OVERHEAD + plan.budget_bytes} bytes, got {len(frame)} bytes in "
-            f"{sorted(reply.content)}: nothing was sent"
+            f"{sorted(held)}: nothing was sent"
         )
     if len(letter) > LOSS_BYTES:
         raise BudgetError(f"the letter beside a frame must have at most {LOSS_BYTES} bytes, got {len(letter)}")

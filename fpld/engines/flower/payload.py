@@ -1,7 +1,9 @@
-"""Payloads in Flower's records: raw bytes with types of our own, no pickle, no NumPy format.
+"""Payloads in Flower's records: raw bytes under names of our own, no pickle, no NumPy format.
 
-Flower sends an Array by its content's hash in chunks, and the same Array to many nodes only once: so what all nodes get
-(weights, logits, a prior) goes as Arrays of its own, and what only one node gets in a few small ones.
+Every object of a message is a request of its own at each hop, with a kilobyte of headers. So the small parts of a
+message (order, task, frame, letter) go together in one ConfigRecord, `fpld`. Flower sends an Array by its content's
+hash in chunks, and the same Array to many nodes only once: so what is large goes as Arrays, what all nodes get (the
+student, combined logits, a prior) and what is too long for one piece. Their records are `shared`, `arrays`, `files`.
 """
 
 from __future__ import annotations
@@ -11,19 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fpld.errors import ProtocolError
-from fpld.federation.traffic import array_kinds
 from fpld.protocol.messages import Task
-from fpld.protocol.wire import OVERHEAD
 from fpld.storage.arrays import dump_arrays, parse_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from fpld.protocol.messages import Broadcast
 
 FRAME = "fpld.frame/1"
 LETTER = "fpld.letter/1"
@@ -31,6 +28,9 @@ TASK = "fpld.task/1"
 STUDENT = "fpld.student/1"
 FILE = "fpld.file/1"
 ARRAY = "fpld.array/1"
+SMALL, SHARED, ARRAYS, FILES = "fpld", "shared", "arrays", "files"
+LONGEST_SMALL = 1 << 20  # bytes of a part that goes in one piece
+LARGE_ARRAY = 1 << 16  # bytes of an array from which it is worth sending only once to all
 _DTYPES = {
     "uint8": "|u1",
     "float16": "<f2",
@@ -41,9 +41,6 @@ _DTYPES = {
     "int32": "<i4",
     "int64": "<i8",
 }
-_PIECE = 5 << 20  # bytes of an Array that Flower sends at a time
-_FORMS = 100
-_added: dict[tuple[tuple[str, str, int], ...], int] = {}
 
 
 def bytes_array(data: bytes, stype: str) -> Array:
@@ -62,15 +59,45 @@ def array_bytes(array: object, stype: str) -> bytes:
 
 def pack(**parts: tuple[bytes, str]) -> RecordDict:
     """Return a message's content: named bytes, each with its type."""
-    return RecordDict({name: ArrayRecord({"data": bytes_array(*part)}) for name, part in parts.items()})
+    content = RecordDict()
+    for name, (data, stype) in parts.items():
+        put(content, name, data, stype)
+    return content
+
+
+def put(content: RecordDict, name: str, data: bytes, stype: str, *, shared: bool = False) -> None:
+    """Add named bytes to a message's content; `shared` ones are the same for many nodes."""
+    if shared or not 0 < len(data) <= LONGEST_SMALL:
+        record = content.array_records.get(SHARED, ArrayRecord())
+        record[name] = bytes_array(data, stype)
+        content[SHARED] = record
+    else:
+        small = content.config_records.get(SMALL, ConfigRecord())
+        small[name] = data
+        content[SMALL] = small
+
+
+def names(content: RecordDict) -> set[str]:
+    """Return the names of the bytes in a message's content, and of records that are none of ours."""
+    small, shared = _records(content)
+    return {*small, *shared, *(set(content) - {SMALL, SHARED})}
 
 
 def unpack(content: RecordDict, name: str, stype: str) -> bytes:
     """Return the named bytes of a message's content."""
-    record = content.array_records.get(name)
-    if record is None or set(record) != {"data"}:
-        raise ProtocolError(f"a message must hold {name!r}, got {sorted(content)}")
-    return array_bytes(record["data"], stype)
+    small, shared = _records(content)
+    if name in small:
+        data = small[name]
+        if not isinstance(data, bytes):
+            raise ProtocolError(f"bytes of type {stype} must come here, got {type(data).__name__}")
+        return data
+    if name not in shared:
+        raise ProtocolError(f"a message must hold {name!r}, got {sorted(names(content))}")
+    return array_bytes(shared[name], stype)
+
+
+def _records(content: RecordDict) -> tuple[ConfigRecord, ArrayRecord]:
+    return content.config_records.get(SMALL, ConfigRecord()), content.array_records.get(SHARED, ArrayRecord())
 
 
 def arrays_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
@@ -98,80 +125,40 @@ def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def pack_task(task: Task, *, arrays: bool = True) -> RecordDict:
-    """Return a task as a message's content: head and arrays, without the broadcast ones if the node has them."""
-    lean = task if arrays else replace(task, arrays={})
-    found, metadata = parse_arrays(lean.to_bytes(), "task")
-    content = pack(task=(dump_arrays({}, metadata), TASK))
-    if found:
-        content["arrays"] = arrays_record(found)
+    """Return a task as a message's content, without what is broadcast if it goes in another way (the student)."""
+    found = (task if arrays else replace(task, arrays={})).all_arrays()
+    large = {name: array for name, array in found.items() if array.nbytes >= LARGE_ARRAY}
+    small = {name: array for name, array in found.items() if name not in large}
+    content = pack(task=(dump_arrays(small, task.metadata()), TASK))
+    if large:
+        content[ARRAYS] = arrays_record(large)
     return content
 
 
 def unpack_task(content: RecordDict) -> Task:
     """Put a task together again; its bytes are those of the task that was packed, if all its arrays came along."""
-    _, metadata = parse_arrays(unpack(content, "task", TASK), "task")
-    record = content.array_records.get("arrays")
-    return Task.from_bytes(dump_arrays({} if record is None else record_arrays(record), metadata))
-
-
-def with_student(task: Task, student: Mapping[str, np.ndarray[Any, Any]]) -> Task:
-    """Return a task whose weights came beside it, packed."""
-    return replace(task, arrays=dict(student)) if task.broadcast == "weights" and not task.arrays else task
-
-
-def down_kinds(content: RecordDict, broadcast: Broadcast) -> dict[str, int]:
-    """Return the bytes of a message to a node by kind (`fpld.federation.traffic`)."""
-    record = content.array_records.get("arrays")
-    sizes = array_kinds({name: len(array.data) for name, array in (record or {}).items()}, broadcast)
-    sizes["weights"] += _record_bytes(content, "student")
-    sizes["files"] = _record_bytes(content, "files")
-    sizes["overhead"] = content_bytes(content) - sum(sizes.values())
-    return {**sizes, "transport": transport_bytes(content)}
-
-
-def up_kinds(content: RecordDict) -> dict[str, int]:
-    """Return the bytes of a node's reply by kind."""
-    frame, answers = _record_bytes(content, "frame"), _record_bytes(content, "letter")
-    overhead = min(frame, OVERHEAD)
-    sizes = {"labels": frame - overhead, "answers": answers, "overhead": overhead}
-    return {**sizes, "transport": transport_bytes(content)}
-
-
-def transport_bytes(content: RecordDict) -> int:
-    """Return about what Flower's records add to the bytes of a content; it depends on names and on pieces alone.
-
-    Numbers in them have as many digits as the first content of that form had: a few bytes.
-    """
-    form = tuple(
-        (name, key, -(-len(array.data) // _PIECE))
-        for name, record in sorted(content.array_records.items())
-        for key, array in sorted(record.items())
-    )
-    if form not in _added:
-        items = get_all_nested_objects(content).values()
-        _added[form] = sum(len(item.deflate()) for item in items) - content_bytes(content)
-        while len(_added) > _FORMS:
-            del _added[next(iter(_added))]
-    return _added[form]
-
-
-def _record_bytes(content: RecordDict, name: str) -> int:
-    record = content.array_records.get(name)
-    return 0 if record is None else sum(len(array.data) for array in record.values())
+    small, metadata = parse_arrays(unpack(content, "task", TASK), "task")
+    record = content.array_records.get(ARRAYS)
+    large = {} if record is None else record_arrays(record)
+    if set(small) & set(large):
+        raise ProtocolError(f"arrays of a task must come once, got twice: {sorted(set(small) & set(large))}")
+    return Task.from_bytes(dump_arrays({**small, **large}, metadata))
 
 
 def content_bytes(content: RecordDict) -> int:
-    """Return the bytes that the arrays of a message's content take."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    """Return the bytes that parts and arrays of a message's content take; numbers and texts count as nothing."""
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    values = [value for record in content.config_records.values() for value in record.values()]
+    return arrays + sum(len(value) for value in values if isinstance(value, bytes))
 
 
 def pack_files(content: RecordDict, files: Mapping[str, bytes]) -> None:
     """Add files to a message's content, by their digests."""
     if files:
-        content["files"] = ArrayRecord({name: bytes_array(data, FILE) for name, data in files.items()})
+        content[FILES] = ArrayRecord({name: bytes_array(data, FILE) for name, data in files.items()})
 
 
 def unpack_files(content: RecordDict) -> dict[str, bytes]:
     """Return the files in a message's content, by the digests that they are said to have."""
-    record = content.array_records.get("files")
+    record = content.array_records.get(FILES)
     return {} if record is None else {name: array_bytes(array, FILE) for name, array in record.items()}

@@ -1,13 +1,20 @@
-"""The node's app is the one of the package that is installed at the site, whatever app a SuperLink serves.
+"""The node's processes are ours, whatever app a SuperLink serves.
 
-A SuperNode loads the code of the app that comes with a run. `fpld node` starts it with a folder on the path whose
-`sitecustomize` calls `pin`: each of its processes then answers with our ClientApp, and none of the code that came is
-ever imported. If pinning fails the process ends.
+`fpld node` starts a SuperNode with a folder on the path whose `sitecustomize` calls `pin`, in each of its processes:
+
+- the app is that of the package that is installed at the site: none of the code that comes with a run is ever imported;
+- the SuperNode signs off what is left of the one before it, and looks for messages more often while a run goes on
+  (`fpld.engines.flower.returning`, `fpld.engines.flower.polling`);
+- the SuperExec hands messages to a process that has done all imports (`fpld.engines.flower.spawner`).
+
+If pinning fails the process ends.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import ProtocolError
@@ -15,8 +22,8 @@ from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+_FOLDER = "FPLD_PINNED"
 _SITE = """\
 import os, sys
 
@@ -31,21 +38,43 @@ except BaseException as error:
 
 
 def pin() -> None:
-    """Let every ClientApp that this process loads be ours."""
+    """Let every ClientApp that this process loads be ours, and its part of a SuperNode be as quick as it can."""
     from flwr.clientapp import utils
 
-    def load(*_served: Any, **_named: Any) -> Callable[..., Any]:
-        from fpld.engines.flower.client import client_app
+    from fpld.engines.flower.returning import hurry
 
-        return lambda *_app: client_app()
+    def load(*_served: Any, **_named: Any) -> Callable[..., Any]:
+        from fpld.engines.flower.client import client_app, forked
+
+        return lambda *_app: client_app(runner=forked)
 
     if not callable(getattr(utils, "get_load_client_app_fn", None)):
         raise ProtocolError("this version of Flower loads apps in another way")
     utils.get_load_client_app_fn = load
+    program, folder = Path(sys.argv[0]).name, os.environ.get(_FOLDER)
+    if folder is None:
+        return
+    hurry()
+    if program == "flower-supernode":
+        from fpld.engines.flower.polling import poll_often
+        from fpld.engines.flower.returning import return_at_once
+
+        poll_often()
+        return_at_once(Path(folder))
+    elif program == "flower-superexec":
+        from fpld.engines.flower.spawner import spawn_here
+
+        spawn_here()
 
 
 def pinned_environment(folder: Path) -> dict[str, str]:
     """Return what the environment of a SuperNode must have besides; the folder is where the hook is written."""
     write_atomic(folder / "sitecustomize.py", _SITE.encode())
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path)}
+    return {"PYTHONPATH": os.pathsep.join(path), _FOLDER: str(folder), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4"}
+
+
+def node_folder() -> Path | None:
+    """Return the folder of the node whose process this is, if it is one's."""
+    folder = os.environ.get(_FOLDER)
+    return None if folder is None else Path(folder).parent.parent

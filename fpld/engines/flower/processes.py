@@ -19,6 +19,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fpld.engines.flower.journal import rotate
 from fpld.errors import FpldError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Child:
     def __init__(self, command: Sequence[str], log: Path, home: Path, more: Mapping[str, str] | None = None) -> None:
         self.name, self.log = Path(command[0]).name, log
         log.parent.mkdir(parents=True, exist_ok=True)
+        rotate(log)
         with log.open("ab") as output:
             self._from = output.tell()
             self.process = subprocess.Popen(  # noqa: S603 - our own command line

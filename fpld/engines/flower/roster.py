@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flwr.app import Message
 
 from fpld._check import printable
 from fpld.engines.flower.answers import MOST_BYTES, Joined
-from fpld.engines.flower.exchange import exchange, explain
+from fpld.engines.flower.exchange import Exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import LETTER, pack, unpack
 from fpld.errors import FpldError, ProtocolError
@@ -28,8 +28,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 120.0  # seconds that a node has to say who it is: a new process, and its imports
-_PAUSE = 1.0
+_PATIENCE = 60.0  # seconds that a node has to say who it is: a new process, and its imports
+_GRACE = 10.0  # seconds for which a round that could begin waits for those who were just asked
+_PAUSE = 0.3
+_INSTANCES = 10  # processes of a node that are remembered
+
+
+class _Asking(NamedTuple):
+    """Nodes that were asked who they are: the challenge of each, the messages, and until when they may answer."""
+
+    challenges: dict[int, str]
+    exchange: Exchange
+    end: float
 
 
 class Roster:
@@ -46,30 +56,49 @@ class Roster:
         self.ids: dict[int, int] = {}
         self.missing: dict[int, list[str]] = {}
         self.holds: dict[int, str | None] = {}
+        self._asking: list[_Asking] = []
+        self._instances: dict[int, list[str]] = {}
 
     def gather(self, grid: Grid, *, enough: int, wait: float) -> None:
-        """Wait until `enough` nodes are here, at most `wait` seconds; who is here then takes part."""
-        end, said = time.monotonic() + wait, False
+        """Wait until `enough` nodes are here, at most `wait` seconds; who is here then takes part.
+
+        Those who were asked who they are have a little longer to say it.
+        """
+        begun, said = time.monotonic(), False
         while True:
             self._refresh(grid)
-            if len(self.ids) >= enough or time.monotonic() >= end:
+            spent, asked = time.monotonic() - begun, bool(self._asking)
+            if len(self.ids) >= enough and (not asked or spent >= _GRACE):
+                return
+            if spent >= wait and not asked:
                 return
             if not said:
                 away = ", ".join(name for index, name in enumerate(self.names) if index not in self.ids)
                 log.info("waiting for nodes to connect: %s", away)
                 said = True
-            time.sleep(min(_PAUSE, max(end - time.monotonic(), 0.05)))
+            time.sleep(0.05 if asked else min(_PAUSE, max(wait - spent, 0.05)))
 
     def forget(self, index: int) -> None:
         """Ask a node anew who it is before it is given work again, since it failed."""
         self.ids.pop(index, None)
 
     def _refresh(self, grid: Grid) -> None:
+        """Take what nodes have said, and ask those who are new; nobody is waited for."""
         online = set(grid.get_node_ids())
         self.ids = {index: identity for index, identity in self.ids.items() if identity in online}
-        unknown = sorted(online - set(self.ids.values()))
-        if not unknown:
-            return
+        asked = {identity for asking in self._asking for identity in asking.challenges}
+        unknown = sorted(online - set(self.ids.values()) - asked)
+        if unknown:
+            self._asking.append(self._ask(grid, unknown))
+        for asking in self._asking:
+            while asking.exchange.left and (reply := asking.exchange.wait(0.0)) is not None:
+                self._hear(reply, asking.challenges)
+        now = time.monotonic()
+        for asking in [each for each in self._asking if not each.exchange.left or now > each.end]:
+            asking.exchange.close()
+            self._asking.remove(asking)
+
+    def _ask(self, grid: Grid, unknown: Sequence[int]) -> _Asking:
         challenges = {identity: secrets.token_hex(32) for identity in unknown}
         common = {"kind": "join", "session": self._session.hex(), "files": self._files, "wire": VERSION}
         messages = [
@@ -81,15 +110,19 @@ class Roster:
             )
             for identity in unknown
         ]
-        for reply in exchange(grid, messages, _PATIENCE, [MOST_BYTES] * len(messages)):
-            if reply.has_error():
-                log.warning("a node did not say who it is: %s", explain("", reply.error).reason)
-                continue
-            identity = reply.metadata.src_node_id
-            try:
-                self._admit(identity, unpack(reply.content, "letter", LETTER), challenges.get(identity, ""))
-            except FpldError as error:
-                log.warning("a node was turned away: %s", error)
+        sent = Exchange(grid, messages, [MOST_BYTES] * len(messages))
+        return _Asking(challenges, sent, time.monotonic() + _PATIENCE)
+
+    def _hear(self, reply: Message, challenges: Mapping[int, str]) -> None:
+        """Take a node's answer who it is."""
+        if reply.has_error():
+            log.warning("a node did not say who it is: %s", explain("", reply.error).reason)
+            return
+        identity = reply.metadata.src_node_id
+        try:
+            self._admit(identity, unpack(reply.content, "letter", LETTER), challenges.get(identity, ""))
+        except FpldError as error:
+            log.warning("a node was turned away: %s", error)
 
     def _admit(self, identity: int, data: bytes, challenge: str) -> None:
         letter = Letter.parse(data)
@@ -109,4 +142,17 @@ class Roster:
         if not set(answer.missing) <= set(self._files):
             raise ProtocolError(f"{name}: its answer asks for files that are not of this run")
         self.ids[index], self.missing[index], self.holds[index] = identity, answer.missing, answer.student
+        self._compare(index, answer.instance)
         log.info("%s is connected", name)
+
+    def _compare(self, index: int, instance: str) -> None:
+        """Say it if two processes answer as one node by turns: each has drawn a name of its own when it started."""
+        seen = self._instances.setdefault(index, [])
+        if seen and instance != seen[-1] and instance in seen:
+            log.warning(
+                "%s answers from two processes with one key, by turns: a site is started once; stop one of them",
+                self.names[index],
+            )
+        if not seen or instance != seen[-1]:
+            seen.append(instance)
+            del seen[:-_INSTANCES]

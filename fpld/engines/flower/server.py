@@ -15,6 +15,7 @@ from fpld.engines.flower.certs import AGGREGATOR_KEY
 from fpld.engines.flower.identity import PublicKeys, run_secret
 from fpld.engines.flower.journal import Journal
 from fpld.engines.flower.publish import publish
+from fpld.engines.flower.returning import hurry
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.strategy import ProbeLogitDistillation
 from fpld.engines.pool import Inline
@@ -60,6 +61,7 @@ def server_app(
 
 def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
     """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
+    hurry()
     store = RunFolder(out)
     with store.lock(), Status(store) as status, listen(Journal(store.path)), watch(store):
         status.say("preparing")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -16,6 +17,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fpld._check import printable
 from fpld.engines.flower.answers import MOST_BYTES, Evaluated, Worth
+from fpld.engines.flower.counting import down_kinds, up_kinds
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.ledger import LOSS_BYTES
@@ -24,14 +26,14 @@ from fpld.engines.flower.payload import (
     LETTER,
     STUDENT,
     arrays_record,
-    bytes_array,
-    down_kinds,
+    content_bytes,
+    names,
     pack_files,
     pack_task,
+    put,
     unpack,
-    up_kinds,
 )
-from fpld.errors import FpldError, ProtocolError, StorageError
+from fpld.errors import FpldError, InputError, ProtocolError, StorageError
 from fpld.federation.engine import Absence, Refusal
 from fpld.federation.own import write_own
 from fpld.protocol.messages import digest
@@ -51,6 +53,10 @@ if TYPE_CHECKING:
     from fpld.protocol.messages import Broadcast
 
 log = logging.getLogger(__name__)
+
+MOST_MESSAGE = 2_000_000_000  # bytes: lengths in Flower's messages are signed numbers of 32 bits
+_RETURN = 30.0  # seconds for which a round waits for a node that was lost to come back
+_TIMES = 5  # how often a round's messages are sent again at most
 
 
 class ProbeLogitDistillation(Strategy):
@@ -74,6 +80,8 @@ class ProbeLogitDistillation(Strategy):
         self._keys = federation.setup.settings.mac_keys
         self._asked: list[tuple[int, Message]] = []
         self._again: list[int] = []
+        self._lost: list[int] = []
+        self._tasks: Mapping[int, Task] = {}
         self._grid: Grid | None = None
         self._everyone = True
         self._budgets: dict[int, int] = {}
@@ -130,7 +138,7 @@ class ProbeLogitDistillation(Strategy):
         enough = len(settings.names) if self._everyone else settings.quorum
         self.roster.gather(grid, enough=enough, wait=self._wait)
         self._everyone = False
-        tasks = self.federation.open()
+        tasks = self._tasks = self.federation.open()
         self._asked, self._grid = [], grid
         self._worth = Worth(len(self._parts))
         for index in sorted(self.roster.ids):
@@ -157,40 +165,62 @@ class ProbeLogitDistillation(Strategy):
     ) -> tuple[ArrayRecord, MetricRecord]:
         """Take the frames, close the round, combine and distil; return the student."""
         names, asked = self.federation.names, {index for index, _ in self._asked}
-        absent = [Absence(names[i], "absent", "not connected") for i in range(len(names)) if i not in asked]
-        answered: set[int] = set()
-        absent += self._collect(replies, answered)
-        if self._again and self._grid is not None:
-            # Blocks of the prior that some could not compute, sent with their task once more.
-            self._asked = [(index, self._train(index, self.federation.again(index))) for index in self._again]
-            answered -= set(self._again)
+        absent = {i: Absence(names[i], "absent", "not connected") for i in range(len(names)) if i not in asked}
+        begun = time.monotonic()
+        self._collect(replies, absent)
+        for _ in range(_TIMES):
+            left = None if self._deadline is None else max(begun + self._deadline - time.monotonic(), 0.0)
+            self._asked = [*self._with_blocks(), *self._returned(left)]
+            if not self._asked or self._grid is None:
+                break
             messages = [message for _, message in self._asked]
-            replies = exchange(self._grid, messages, self._deadline, self._frame_bytes())
-            absent += self._collect(replies, answered)
-        for index in asked - answered:
-            absent.append(Absence(names[index], "late", f"no answer within {self._deadline or math.inf:g} s"))
-            self._forget(index)
+            self._collect(exchange(self._grid, messages, self._deadline, self._frame_bytes()), absent)
         if self.federation.unjudged is not None:
             self._judged(self.federation.judge)
-        combined = self.federation.close(absent)
+        combined = self.federation.close(list(absent.values()))
         self.federation.keep()
         metrics = MetricRecord({"nodes": len(combined.nodes)})
         if combined.upper is not None:
             metrics["bandwidth_upper"] = combined.upper
         return arrays_record(self.federation.student), metrics
 
-    def _collect(self, replies: Iterable[Message], answered: set[int]) -> list[Absence]:
-        """Take replies as they come; note who answered, and who asks for blocks; return who failed."""
-        absent: list[Absence] = []
-        self._again = []
+    def _collect(self, replies: Iterable[Message], absent: dict[int, Absence]) -> None:
+        """Take replies as they come; note who failed or is late, who asks for blocks, and who was lost on the way."""
+        waiting = {index for index, _ in self._asked}
+        self._again, self._lost = [], []
         for index, reply in self._recognized(replies):
-            answered.add(index)
+            waiting.discard(index)
             failure = self._take(index, reply)
-            if failure is not None:
-                absent.append(failure)
-                self._forget(index)
-                log.warning("%s", failure)
-        return absent
+            if failure is None:
+                absent.pop(index, None)
+                continue
+            absent[index] = failure
+            self._forget(index)
+            log.warning("%s", failure)
+            if failure.state == "lost":
+                self._lost.append(index)
+        for index in waiting:
+            name = self.federation.names[index]
+            absent[index] = Absence(name, "late", f"no answer within {self._deadline or math.inf:g} s")
+            self._forget(index)
+
+    def _with_blocks(self) -> list[tuple[int, Message]]:
+        """Return the tasks once more of those who could not compute blocks of the prior, with these blocks."""
+        return [(index, self._train(index, self.federation.again(index))) for index in self._again]
+
+    def _returned(self, left: float | None) -> list[tuple[int, Message]]:
+        """Wait a little for nodes that were lost while they worked; return the tasks once more of those who are back.
+
+        A node that had answered sends the same frame again.
+        """
+        wait = _RETURN if left is None else min(left, _RETURN)
+        if not self._lost or self._grid is None or wait < 1:
+            return []
+        self.roster.gather(self._grid, enough=len(self.roster.ids) + len(self._lost), wait=wait)
+        back = [index for index in self._lost if index in self.roster.ids]
+        for index in back:
+            log.info("%s is back: its task is sent again", self.federation.names[index])
+        return [(index, self._train(index, self._tasks[index])) for index in back]
 
     def _take(self, index: int, reply: Message) -> Absence | None:
         """Deliver the frame of a reply; return why there is none."""
@@ -287,12 +317,17 @@ class ProbeLogitDistillation(Strategy):
         part, parcels = self._parts[index], self.federation.parcels
         parcel = parcels.parcel(self.roster.holds.get(index) or "")
         if parcel and (broadcast == "weights" or "evaluate" in body):
-            content["student"] = ArrayRecord({"data": bytes_array(parcel, STUDENT)})
+            put(content, "student", parcel, STUDENT, shared=True)
         letter = {**body, "student": parcels.digest, "session": self.session.hex(), "part": part.model_dump()}
         sealed = write_letter(self._keys.get(index, b""), letter)
-        content["letter"] = ArrayRecord({"data": bytes_array(sealed, LETTER)})
+        put(content, "letter", sealed, LETTER)
         lacking = part.files.names() & set(self.roster.missing.get(index, []))
         pack_files(content, {name: self._files[name] for name in sorted(lacking)})
+        if (size := content_bytes(content)) > MOST_MESSAGE:
+            raise InputError(
+                f"a message to {part.name} would have {size:,} bytes, Flower carries at most {MOST_MESSAGE:,}: choose "
+                "a smaller student, adapters, or combine.weight_bits = 16"
+            )
         self.federation.carried(index, down_kinds(content, broadcast))
         return Message(content, identity, kind, ttl=self._deadline)
 
@@ -305,7 +340,7 @@ class ProbeLogitDistillation(Strategy):
                     del open_[index]
                     if not reply.has_error():  # it has what was sent along
                         self.roster.missing[index] = []
-                        if "student" in message.content:
+                        if "student" in names(message.content):
                             self.roster.holds[index] = self.federation.parcels.digest
                     yield index, reply
 

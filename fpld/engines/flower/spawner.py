@@ -1,0 +1,168 @@
+"""A process that has done all imports and forks one for each message: no message waits for Python and its libraries.
+
+Flower's SuperExec starts a fresh `flwr-clientapp` for every message. At a node its place is taken by a fork of this
+process (`spawn_here`, called by `fpld.engines.flower.pinned`). It has one thread, so that a fork is sound, is started
+with the SuperExec and ends with it. If it cannot be reached, messages get a fresh process as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOOK = 0.5
+_MOST = 1 << 16  # bytes of an order
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+CHANNEL = "FPLD_SPAWNER"
+
+
+class Spawner:
+    """The SuperExec's end."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def order(self, **what: Any) -> bool:
+        """Let a process do this; return False if there is none that could."""
+        data = json.dumps(what).encode()
+        for _ in range(2):  # the second time with a new process
+            if self._process is None or self._process.poll() is not None:
+                self.start()
+            with contextlib.suppress(OSError):
+                if self._socket is not None and self._socket.send(data) == len(data):
+                    return True
+            self.stop()
+        return False
+
+    def start(self) -> None:
+        """Start the process, which then does its imports."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            environment = {**os.environ, CHANNEL: str(theirs.fileno())}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fpld.engines.flower.spawner"],
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        self._socket = ours
+
+    def stop(self) -> None:
+        """End it."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._socket = self._process = None
+
+
+def spawn_here() -> None:
+    """Let the SuperExec in this process hand its client apps to a spawner."""
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+    from flwr.supercore.superexec.executor.types import LaunchResult
+
+    original: Callable[[Any, Any], Any] = SubprocessExecutor.launch
+    spawner = Spawner()
+    spawner.start()
+
+    def launch(executor: Any, spec: Any) -> Any:
+        if spec.task_type == TaskType.CLIENT_APP and spawner.order(
+            address=spec.runtime_api_address,
+            token=spec.token,
+            insecure=spec.insecure,
+            certificates=spec.root_certificates_path,
+        ):
+            return LaunchResult.accepted()
+        return original(executor, spec)
+
+    SubprocessExecutor.launch = launch  # type: ignore[method-assign, assignment]
+
+
+def main() -> None:
+    """Do the imports, then fork for every order until the other end is closed."""
+    from fpld.engines.flower.pinned import node_folder
+    from fpld.engines.flower.preload import preload, warm
+
+    channel = socket.socket(fileno=int(os.environ.pop(CHANNEL)))
+    _die_with_parent()
+    parent = os.getppid()
+    _import()
+    warm()
+    preload(node_folder())
+    children: set[int] = set()
+    while os.getppid() == parent:
+        ready, _, _ = select.select([channel], [], [], _LOOK)
+        ended = {process for process in children if os.waitpid(process, os.WNOHANG)[0]}
+        children -= ended
+        if ended:  # of a new run only its first message says which libraries its models need
+            preload(node_folder())
+        if not ready:
+            continue
+        data = channel.recv(_MOST)
+        if not data:
+            break
+        process = os.fork()
+        if process == 0:
+            channel.close()
+            _serve(json.loads(data))
+        children.add(process)
+    for process in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
+
+
+def _import() -> None:
+    """Import what every message needs."""
+    import fpld.engines.flower.client
+    import fpld.federation.work  # noqa: F401
+
+
+def _serve(order: dict[str, Any]) -> None:
+    """Do as `flwr-clientapp` does, in a fork; never return."""
+    code: int | str | None = 1
+    try:
+        _die_with_parent()
+        from flwr.supercore.tls import validate_and_resolve_root_certificates
+        from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+        certificates = validate_and_resolve_root_certificates(order["certificates"], order["insecure"])
+        run_clientapp(
+            runtime_api_address=order["address"],
+            token=order["token"],
+            insecure=order["insecure"],
+            certificates=certificates,
+        )
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

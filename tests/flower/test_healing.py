@@ -1,0 +1,197 @@
+"""What comes back by itself, and what is started once: locks, seats, lost tasks, work in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from flwr.app import Error, Message
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from fpld.cli import main
+from fpld.engines.flower import duties, returning
+from fpld.engines.flower.apart import ApartError, apart
+from fpld.engines.flower.home import open_home
+from fpld.engines.flower.identity import write_letter
+from fpld.engines.flower.presence import hold, presence
+from fpld.engines.flower.roster import Roster
+from fpld.errors import ResourceError, StorageError
+from tests.flower.conftest import NAMES, Deployment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_site_is_started_once(deployment: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever is second is told who is first; the lock goes with the process, even if it is killed."""
+    folder = deployment.node_files[0].parent
+    code = (
+        "import sys, time, pathlib\nfrom fpld.engines.flower.presence import hold\n"
+        "with hold(pathlib.Path(sys.argv[1]), 'north'):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    first = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"held\n"
+        assert main(["node", str(deployment.node_files[0])]) == 2
+        said = capsys.readouterr().err
+        assert f"north takes part already, from this folder as process {first.pid}" in said
+        assert "a site is started once; stop the other one first" in said
+    finally:
+        first.kill()
+        first.communicate()
+    with hold(folder, "north"):
+        found = presence(folder)
+        assert found is not None
+        assert found["process"] == os.getpid()
+    assert presence(folder) is None
+
+
+def test_two_processes_with_one_key_are_said_by_the_aggregator(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    home, session = open_home(deployment.node_files[0]), bytes(32)
+    roster = Roster(["north"], {0: home.secret(session)}, session, [])
+    letter = {"kind": "join", "session": session.hex(), "files": [], "challenge": "cd" * 32, "wire": 5}
+
+    def join(instance: str) -> None:
+        (home.folder / "node.json").write_text(json.dumps({"process": 1, "since": "now", "instance": instance}))
+        roster._admit(7, duties.join(home, write_letter(b"", letter)), "cd" * 32)
+
+    for instance in ("aa", "aa", "bb", "bb"):  # started again once: nothing to say
+        join(instance)
+    assert "two processes" not in caplog.text
+    join("aa")
+    assert "north answers from two processes with one key, by turns" in caplog.text
+
+
+class SuperLink:
+    """Answer as a SuperLink does that holds a node for alive until it is signed off."""
+
+    def __init__(self) -> None:
+        self.alive, self.paths = True, list[str]()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.paths.append(request.url.path.rsplit("/", 1)[1])
+        if self.paths[-1] == "deactivate-node":
+            self.alive = False
+            return httpx.Response(200, content=b"")
+        if self.alive:
+            return httpx.Response(412, json={"code": 2004}, request=request)
+        return httpx.Response(200, content=ActivateNodeResponse(node_id=9).SerializeToString())
+
+
+def test_a_node_that_was_killed_signs_off_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only from the folder where it was signed on: a copy elsewhere must not throw the first one out."""
+    monkeypatch.setattr(returning, "NOTICED", 0.01)
+    monkeypatch.setattr(FleetHttpClient, "ActivateNode", FleetHttpClient.ActivateNode)
+    returning.return_at_once(tmp_path)
+
+    def client(link: SuperLink) -> FleetHttpClient:
+        made = FleetHttpClient.from_server_address("localhost:1", True, None, [])
+        made._client = httpx.Client(transport=httpx.MockTransport(link))
+        return made
+
+    link = SuperLink()
+    with pytest.raises(httpx.HTTPStatusError):  # it was never here
+        client(link).ActivateNode(ActivateNodeRequest())
+    link.alive = False
+    assert client(link).ActivateNode(ActivateNodeRequest()).node_id == 9
+    assert json.loads((tmp_path / "seat.json").read_text())["node"] == 9
+    link.alive, link.paths = True, []
+    assert client(link).ActivateNode(ActivateNodeRequest()).node_id == 9
+    assert link.paths == ["activate-node", "deactivate-node", "activate-node"]
+    seat = json.loads((tmp_path / "seat.json").read_text())
+    (tmp_path / "seat.json").write_text(json.dumps({**seat, "place": "elsewhere"}))
+    link.alive = True
+    with pytest.raises(httpx.HTTPStatusError):
+        client(link).ActivateNode(ActivateNodeRequest())
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_and_back_is_asked_again_in_the_same_round(tmp_path: Path) -> None:
+    """The result is that of an undisturbed run: nothing is counted twice, and nobody is left out."""
+    deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2")])
+    for out, session in (("undisturbed", "ab" * 32), ("flower", "ac" * 32)):  # one key: dither depends on it
+        (tmp_path / out).mkdir()
+        (tmp_path / out / "session.json").write_text(json.dumps({"session": session, "key": "cd" * 32}))
+    deployment.serve(deployment.grid(), "undisturbed")
+    grid, lost = deployment.grid(), [2]
+
+    def lose(file: Path, reply: Message) -> Message:
+        if reply.metadata.message_type != "train" or file.parent.name != "east" or not lost[0]:
+            return reply
+        lost[0] -= 1
+        failed = Message(Error(5, "unavailable"), reply_to=reply)
+        failed.metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
+        return failed
+
+    grid.tamper = lose
+    deployment.serve(grid)
+    assert deployment.trace() == deployment.trace("undisturbed")
+    assert [line["nodes"] for line in deployment.trace()] == [list(NAMES)] * 2
+    assert sum(name == "east" and kind == "train" for name, kind, _ in grid.sent) == 4
+    assert any("east is back: its task is sent again" in line for line in deployment.log())
+
+
+def conceal(error: Exception) -> str:
+    return f"{type(error).__name__} here"
+
+
+def test_work_apart_answers_whatever_becomes_of_it() -> None:
+    assert apart(lambda: [b"one", b"", bytes(3_000_000)], conceal) == [b"one", b"", bytes(3_000_000)]
+
+    def fail() -> list[bytes]:
+        raise KeyError("private")
+
+    with pytest.raises(ApartError, match=r"^KeyError here$"):
+        apart(fail, conceal)
+
+    def die() -> list[bytes]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    with pytest.raises(ResourceError, match=r"ended by SIGKILL: most likely memory ran out"):
+        apart(die, conceal)
+
+    def leave() -> list[bytes]:
+        os._exit(3)
+
+    with pytest.raises(ResourceError, match="ended without an answer"):
+        apart(leave, conceal)
+
+    def no_memory() -> list[bytes]:
+        raise MemoryError
+
+    with pytest.raises(ApartError, match="MemoryError here"):
+        apart(no_memory, conceal)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of a process is looked up in /proc")
+def test_work_apart_has_its_memory_and_its_time() -> None:
+    def grow() -> list[bytes]:
+        held: list[Any] = []
+        while True:
+            held.append(bytearray(10_000_000))
+            time.sleep(0.02)
+
+    begun = time.monotonic()
+    with pytest.raises(ResourceError, match=r"of memory, most_memory in node\.toml allows 600 MB: allow more"):
+        apart(grow, conceal, memory=600_000_000)
+    with pytest.raises(ResourceError, match=r"longer than the 0\.6 s that its answer is waited for"):
+        apart(lambda: time.sleep(60) or [], conceal, seconds=0.6)  # type: ignore[func-returns-value]
+    assert time.monotonic() - begun < 60
+
+
+def test_a_lock_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "node.lock").mkdir()
+    with pytest.raises(StorageError, match=r"node\.lock cannot be written"), hold(tmp_path, "north"):
+        pass
