@@ -12,6 +12,7 @@ import argparse
 import ast
 import html
 import inspect
+import os
 import posixpath
 import re
 import textwrap
@@ -92,7 +93,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = OWN.get(path) or ("index.md" if path == "README.md" else f"source/{path}.md")
         return f"]({posixpath.relpath(target, here or '.')}{match[2]})"
 
-    markdown = markdown.replace(" ± ", "&nbsp;±&nbsp;")  # a number and its error stay together
+    # A number stays together with its error and its unit.
+    markdown = re.sub(r"(?<=\d) (±) (?=\d)", r"&nbsp;\1&nbsp;", markdown)
+    markdown = re.sub(r"(?<=\d) (?=(?:MB|GB|s) \|)", "&nbsp;", markdown)
     return _GRAPH.sub(lambda match: picture(match[1]), _OUTSIDE.sub(local, markdown))
 
 
@@ -135,6 +138,7 @@ def commands_page() -> str:
         COMMANDS_TEXT,
         _table(("command", "what it does"), [(f"[`fpld {name}`](#{name})", COMMANDS[name].HELP) for name in COMMANDS]),
     ]
+    os.environ["COLUMNS"] = "100"  # usage is the same whatever the terminal
     top = parser()
     (subs,) = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     for name, sub in subs.choices.items():

@@ -38,7 +38,7 @@ def follow(page: str, folder: Path, *changes: tuple[str, str]) -> str:
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    done = RUN(text, folder, timeout=900, capture=True)
+    done = RUN(text, folder, timeout=1800, capture=True)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
     shown: str = done.stdout
     return shown
