@@ -1,13 +1,17 @@
-"""Count what a deployment over Flower puts on the wire, beside the payload: `python benchmarks/flower_overhead.py`.
+"""What a round costs beyond payload, weights and work: bytes on the wire of each node, and seconds.
 
-Three nodes on loopback, TLS and node authentication, each behind a relay that counts the bytes of its connections (TLS
-included, TCP/IP not). Rounds are those of `examples/flower/federation.toml`, or of a configuration that is given.
+    python -m benchmarks.flower_overhead [CONFIG.toml] [--rounds 10]
+
+Real processes on loopback, TLS and node authentication, each node behind a relay that counts the bytes of its
+connections (TLS included, TCP/IP not). Rounds are those of `examples/flower/federation.toml`, or of a configuration
+that is given. Medians over nodes and rounds, the first round left out: it carries files, and processes are new.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +19,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from fpld.config import load
 from fpld.engines.flower.processes import free_port
@@ -58,10 +65,65 @@ def fpld(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "fpld", *map(str, arguments)]
 
 
+class Rounds:
+    """What the relays had counted whenever a round was closed."""
+
+    def __init__(self, out: Path, relays: dict[str, Relay]) -> None:
+        self._trace, self._relays = out / "fpld/trace.jsonl", relays
+        self.seen: list[dict[str, Counter[str]]] = []
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while True:
+            closed = len(self._trace.read_bytes().splitlines()) if self._trace.exists() else 0
+            while len(self.seen) < closed:
+                self.seen.append({name: Counter(relay.bytes) for name, relay in self._relays.items()})
+            time.sleep(0.05)
+
+    def of(self, name: str, way: str) -> list[int]:
+        """Return a node's bytes in each round after the first."""
+        counts = [seen[name][way] for seen in self.seen]
+        return [later - earlier for earlier, later in pairwise(counts)]
+
+
+def worked(folder: Path) -> dict[int, float]:
+    """Return the seconds between a round's message and its answer at a node, by its own log."""
+    begun: dict[int, float] = {}
+    found: dict[int, float] = {}
+    for line in map(json.loads, (folder / "log.txt").read_text().splitlines()):
+        if said := re.match(r"round (\d+): (training|sending)", line["text"]):
+            number = int(said[1])
+            if said[2] == "training":
+                begun.setdefault(number, line["time"])
+            else:
+                found.setdefault(number, line["time"] - begun[number])
+    return found
+
+
+def report(folder: Path, rounds: Rounds, lines: list[dict[str, Any]]) -> None:
+    """Print the tables."""
+    names, values = list(rounds.seen[0]), lines[0]["bits_sent"]
+    unit = lines[0]["payload_bytes"] / sum(values)  # bytes of a bit per coordinate
+    size = lines[0]["student_bytes"] and sum(line["student_bytes"] for line in lines[:-1]) / max(len(lines) - 1, 1)
+    print(f"{len(lines)} rounds; a student takes {size:,.0f} bytes packed")
+    print("node, payload, up in all, beyond the payload, down in all, of the packed student")
+    for index, name in enumerate(names):
+        payload = [round(line["bits_sent"][index] * unit) for line in lines[1:]]
+        up, down = rounds.of(name, "up"), rounds.of(name, "down")
+        beyond = median(u - p for u, p in zip(up, payload, strict=False))
+        row = [name, round(median(payload)), round(median(up)), round(beyond), round(median(down))]
+        print(", ".join(map(str, row)), f"{median(down) / size:.3f}", sep=", ")
+    work = [worked(folder / name) for name in names]
+    fixed = [line["seconds"]["local"] - max(each.get(line["round"], 0.0) for each in work) for line in lines[1:]]
+    print(f"seconds of a round beyond the slowest node's work: {', '.join(f'{value:.1f}' for value in fixed)}")
+    print(f"median: {median(fixed):.1f} s")
+
+
 def main() -> None:
-    """Run the deployment and print the table."""
+    """Run the deployment and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", nargs="?", type=Path, default=EXAMPLE)
+    parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
     config, text = load(arguments.config)
     port = free_port()
@@ -69,7 +131,8 @@ def main() -> None:
         folder = Path(name)
         (folder / "keys").mkdir()
         flower = f'\n[flower]\naddress = "127.0.0.1:{port}"\ncerts = "{folder}/certs"\nkeys = "{folder}/keys"\n'
-        (folder / "run.toml").write_text(text + flower)
+        text = re.sub(r"^rounds = \d+$", f"rounds = {arguments.rounds}", text, flags=re.MULTILINE)
+        (folder / "run.toml").write_text(f"{text}{flower}wait = 600.0\n")
         relays, nodes = {}, []
         for node in config.nodes:
             relay = relays[node.name] = Relay(port)
@@ -79,8 +142,8 @@ def main() -> None:
             subprocess.run(fpld("init-node", node.name, *join, *source), check=True)
             (folder / node.name / f"{node.name}.pub").rename(folder / "keys" / f"{node.name}.pub")
         running = subprocess.Popen(fpld("aggregator", folder / "run.toml", "--out", folder / "out"))
+        rounds = Rounds(folder / "out", relays)
         try:
-            time.sleep(20)  # until the keys are admitted
             nodes = [subprocess.Popen(fpld("node", folder / name / "node.toml")) for name in relays]
             failed = running.wait()
         finally:
@@ -91,15 +154,7 @@ def main() -> None:
                 process.wait()
         if failed:
             raise SystemExit(failed)
-        lines = [json.loads(line) for line in (folder / "out/trace.jsonl").read_text().splitlines()]
-        contexts, vocab = config.probe.contexts, 256 if config.tokenizer.kind == "bytes" else config.tokenizer.vocab
-        print(f"{len(lines)} rounds; student {(folder / 'out/student.safetensors').stat().st_size} bytes")
-        print("node, bytes of payload up, bytes up in all, beyond the payload, per round, bytes down in all")
-        for index, (name, relay) in enumerate(relays.items()):
-            payload = round(sum(line["bits_sent"][index] for line in lines) * contexts * vocab / 8)
-            beyond = relay.bytes["up"] - payload
-            row = [name, payload, relay.bytes["up"], beyond, round(beyond / len(lines)), relay.bytes["down"]]
-            print(", ".join(map(str, row)))
+        report(folder, rounds, [json.loads(line) for line in (folder / "out/trace.jsonl").read_text().splitlines()])
 
 
 if __name__ == "__main__":

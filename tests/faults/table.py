@@ -26,6 +26,7 @@ class Row(NamedTuple):
 WIRE, MACHINES, REFUSALS = "test_wire.py::", "protocol/test_machines.py::", "flower/test_refusals.py::"
 CODECS, RUN, CRASH = "test_codecs.py::", "federation/test_run.py::", "federation/test_crash.py::"
 CLAIMS, ANSWERS, PAGES = "faults/test_claims.py::", "faults/test_answers.py::", "faults/test_pages.py::"
+HEALING, OPERATIONS = "flower/test_healing.py::", "flower/test_operations.py::"
 FAULTS, RECEIVE = "federation/test_faults.py::", "flower/test_receive.py::"
 DISKS, ROUNDS, SITES = "faults/test_disks.py::", "faults/test_rounds.py::", "faults/test_sites.py::"
 
@@ -339,6 +340,59 @@ MORE = (
             PAGES + "test_a_folder_edited_by_hand_is_said_to_be_so",
             PAGES + "test_a_link_is_not_followed_out_of_the_folder",
             PAGES + "test_guessing_is_slow_however_many_guess",
+        ),
+    ),
+    Row(
+        "a node is killed and started again while it works",
+        "let in at once, asked again in the same round, the same result",
+        (
+            "flower/test_deployment.py::test_a_node_that_is_killed_and_started_again_is_in_the_same_round",
+            HEALING + "test_a_node_that_was_killed_signs_off_what_is_left_of_it",
+            HEALING + "test_a_node_that_is_lost_and_back_is_asked_again_in_the_same_round",
+        ),
+    ),
+    Row(
+        "a site that is started twice",
+        "the second is refused in a sentence; where the aggregator sees two, it says so",
+        (
+            HEALING + "test_a_site_is_started_once",
+            HEALING + "test_two_processes_with_one_key_are_said_by_the_aggregator",
+        ),
+    ),
+    Row(
+        "a node's work is killed, takes too much memory or too long",
+        "a typed answer at once, not a silence",
+        (
+            HEALING + "test_work_apart_answers_whatever_becomes_of_it",
+            HEALING + "test_work_apart_has_its_memory_and_its_time",
+        ),
+    ),
+    Row(
+        "no space, no memory, no file handles",
+        "said, with what to free; the run's last word has room that was kept for it",
+        (
+            OPERATIONS + "test_a_run_says_that_its_disk_is_full_in_the_room_that_it_kept",
+            OPERATIONS + "test_what_ran_out_is_said",
+            OPERATIONS + "test_a_log_that_cannot_be_written_ends_no_run",
+        ),
+        "a real deployment on a full disk",
+    ),
+    Row(
+        "a site is revoked while the run goes on",
+        "it is asked for nothing from the next round on",
+        (REFUSALS + "test_a_site_is_revoked_while_the_run_goes_on",),
+    ),
+    Row(
+        "ends of different versions",
+        "refused in a sentence when a node joins",
+        (REFUSALS + "test_another_version_of_the_wire_is_refused_in_a_sentence",),
+    ),
+    Row(
+        "certificates that end, clocks that differ",
+        "said a month ahead, and named",
+        (
+            OPERATIONS + "test_certificates_that_end_are_said_a_month_ahead",
+            OPERATIONS + "test_clocks_that_differ_are_named",
         ),
     ),
 )

@@ -459,3 +459,19 @@ def test_an_evaluation_that_fails_costs_no_frame(two_of_three: Deployment) -> No
     (held,) = [lines for lines in refused(two_of_three, grid) if lines]
     assert held == ["south: did not evaluate the student: a message must hold 'letter', got ['frame']"]
     assert [line["nodes"] for line in two_of_three.trace()] == [["north", "east", "south"]] * 2
+
+
+def test_a_site_is_revoked_while_the_run_goes_on(two_of_three: Deployment) -> None:
+    """A file beside its keys: from the next round on it is asked for nothing, and it cannot come back."""
+    grid = two_of_three.grid()
+
+    def revoke(_file: Path, reply: Message) -> Message:
+        if reply.metadata.message_type == "train":
+            (two_of_three.folder / "keys/south.revoked").touch()
+        return reply
+
+    grid.tamper = revoke
+    two_of_three.serve(grid)
+    assert absent(two_of_three) == [[], [("south", "absent", "revoked")]]
+    assert [kind for name, kind, _ in grid.sent if name == "south"][:2] == ["query.join", "train"]
+    assert "evaluate" not in [kind for name, kind, _ in grid.sent if name == "south"]

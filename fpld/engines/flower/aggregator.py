@@ -17,7 +17,7 @@ from fpld.engines.flower.expiry import ending
 from fpld.engines.flower.identity import PublicKeys, write_secret
 from fpld.engines.flower.journal import follow, retell
 from fpld.engines.flower.processes import Child, LaunchError, call, call_json, check_port, wait_ready
-from fpld.engines.flower.server import public_file
+from fpld.engines.flower.server import is_revoked, public_file
 from fpld.errors import FpldError, InputError, StorageError
 from fpld.federation.status import STATUS
 from fpld.storage.files import write_atomic
@@ -203,6 +203,8 @@ def _register(start: Start, folder: Path) -> None:
     if start.insecure:
         return
     for node in start.config.nodes:
+        if is_revoked(start.config, node.name):
+            continue
         file = folder / "keys" / f"{node.name}.pub"
         file.write_text(PublicKeys.read(public_file(start.config, node.name)).auth + "\n")
         try:

@@ -22,13 +22,13 @@ from fpld.errors import FpldError, ProtocolError
 from fpld.protocol.wire import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from flwr.serverapp import Grid
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 60.0  # seconds that a node has to say who it is: a new process, and its imports
+_PATIENCE = 120.0  # seconds that a node has to say who it is: a new process, and its imports
 _GRACE = 10.0  # seconds for which a round that could begin waits for those who were just asked
 _PAUSE = 0.3
 _INSTANCES = 10  # processes of a node that are remembered
@@ -43,7 +43,10 @@ class _Asking(NamedTuple):
 
 
 class Roster:
-    """Know which node of the federation is behind which id, which student it has, and which files it lacks."""
+    """Know which node of the federation is behind which id, which student it has, and which files it lacks.
+
+    Nodes that are `revoked` are asked for nothing; it is looked up before every round.
+    """
 
     def __init__(
         self,
@@ -51,7 +54,9 @@ class Roster:
         keys: Mapping[int, bytes],
         session: bytes,
         files: Collection[str],
+        revoked: Callable[[str], bool] = lambda _name: False,
     ) -> None:
+        self.revoked = revoked
         self.names, self._keys, self._session, self._files = names, keys, session, sorted(files)
         self.ids: dict[int, int] = {}
         self.missing: dict[int, list[str]] = {}
@@ -85,7 +90,11 @@ class Roster:
     def _refresh(self, grid: Grid) -> None:
         """Take what nodes have said, and ask those who are new; nobody is waited for."""
         online = set(grid.get_node_ids())
-        self.ids = {index: identity for index, identity in self.ids.items() if identity in online}
+        self.ids = {
+            index: identity
+            for index, identity in self.ids.items()
+            if identity in online and not self.revoked(self.names[index])
+        }
         asked = {identity for asking in self._asking for identity in asking.challenges}
         unknown = sorted(online - set(self.ids.values()) - asked)
         if unknown:
@@ -129,6 +138,8 @@ class Roster:
         name = letter.body.get("name")
         if name not in self.names:
             raise ProtocolError(f"{printable(name, 64)!r} is not a node of this federation")
+        if self.revoked(str(name)):
+            raise ProtocolError(f"{name} was revoked")
         index = list(self.names).index(str(name))
         body = letter.check(self._keys.get(index, b""), "joined")
         if body.get("wire") != VERSION:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, An
         parts, files = publish(config, store)
         keys = node_keys(config, session)
         federation = Federation(config, store, public, "fpld", pool=Inline(), mac_keys=keys, run_key=key)
-        roster = Roster(federation.names, keys, session, files)
+        roster = Roster(federation.names, keys, session, files, partial(is_revoked, config))
         wait = config.flower.wait if config.flower is not None else 60.0
         ProbeLogitDistillation(federation, roster, session, parts, files, wait=wait).start(grid)
         return finish_run(federation)
@@ -87,6 +88,11 @@ def node_keys(config: Config, session: bytes) -> dict[int, bytes]:
         index: run_secret(own, PublicKeys.read(public_file(config, node.name)).mac, session, node.name)
         for index, node in enumerate(config.nodes)
     }
+
+
+def is_revoked(config: Config, name: str) -> bool:
+    """Return whether the aggregator has put a file NAME.revoked beside a node's public keys."""
+    return config.flower is not None and (Path(config.flower.keys) / f"{name}.revoked").exists()
 
 
 def public_file(config: Config, name: str) -> Path:

@@ -165,7 +165,7 @@ class ProbeLogitDistillation(Strategy):
     ) -> tuple[ArrayRecord, MetricRecord]:
         """Take the frames, close the round, combine and distil; return the student."""
         names, asked = self.federation.names, {index for index, _ in self._asked}
-        absent = {i: Absence(names[i], "absent", "not connected") for i in range(len(names)) if i not in asked}
+        absent = {i: self._missing(names[i]) for i in range(len(names)) if i not in asked}
         begun = time.monotonic()
         self._collect(replies, absent)
         for _ in range(_TIMES):
@@ -183,6 +183,9 @@ class ProbeLogitDistillation(Strategy):
         if combined.upper is not None:
             metrics["bandwidth_upper"] = combined.upper
         return arrays_record(self.federation.student), metrics
+
+    def _missing(self, name: str) -> Absence:
+        return Absence(name, "absent", "revoked" if self.roster.revoked(name) else "not connected")
 
     def _collect(self, replies: Iterable[Message], absent: dict[int, Absence]) -> None:
         """Take replies as they come; note who failed or is late, who asks for blocks, and who was lost on the way."""
