@@ -178,8 +178,11 @@ class Federation:
         """End the round with what the student is worth; commit it, and return its line of the trace."""
         if self._pending is None:
             self._hold()
-        else:  # what the evaluation of the last student took
-            self._pending = self._traffic.added(self._pending)
+            if self.done and self.setup.config.combine.broadcast == "weights":
+                for node in range(len(self.names)):  # the last student goes to the nodes too, though in no message here
+                    self._traffic.add(node, {"weights": self.parcels.size})
+        # What the evaluation of the last student took.
+        self._pending = self._traffic.added(self._pending or {})
         line = self.judge(heldout)
         commit(self.store, self.state, self.trace, run=self.identity)
         self._progress.phase("closed")

@@ -203,7 +203,7 @@ def test_resume_goes_on_and_a_finished_run_stays(
         ([("[engine]", "[budget]\ntotal = 90.0\n\n[engine]")], "the sum of the caps"),
         (
             [("[engine]", '[combine]\nrule = "wish"\n\n[engine]')],
-            "combine.rule: rule must be one of geometric, guarded, mean, median",
+            "combine.rule: rule must be one of fitted, geometric, guarded, mean, median",
         ),
         ([("rounds = 3", "rounds = 3\nquorum = 4")], "run.quorum must be at most the number of nodes, 3"),
         ([("rounds = 3", "rounds = ")], "must be TOML"),

@@ -17,15 +17,18 @@ from fpld.federation.prepare import prepare
 from fpld.federation.private import write_spending
 from fpld.federation.result import finish_run
 from fpld.federation.status import Status
+from fpld.federation.warm import warm_up
 from fpld.federation.watch import watch
 from fpld.registry import baselines, codecs
 from fpld.storage.folder import HELDOUT, RunFolder
 from fpld.storage.seals import is_sealed, seal
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
     from pathlib import Path
 
     from fpld.config import Config
+    from fpld.federation.prepare import Prepared
     from fpld.federation.result import Row
 
 
@@ -35,39 +38,44 @@ def run(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
     with store.lock(), Status(store) as status, watch(store):
         claim(store, text, resume)
         status.say("preparing")
-        prepared = prepare(config, store)
-        status.say("running")
-        with (
-            make_pool(config.engine.workers) as workers,
-            ThreadPoolExecutor(1 + len(config.baselines.methods)) as threads,
-        ):
-            count = config.engine.workers
-            lanes = Lanes(Counting(workers, jobs_in(config)), count)
-            # The federation first, baselines after. When its last nodes have workers, or stand first in the queue, then
-            # baselines may have what is free, but never the last worker: distillation needs it.
-            last = partial(lanes.allow, count - 1) if count > 1 else None
-            main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0), last)
-            bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, [], threading.Lock())
-            others = [threads.submit(_baseline, name, bench, lanes.opened) for name in config.baselines.methods]
-            try:
-                federation = main.result()
-            except BaseException:
-                lanes.abandon()
-                raise
-            lanes.allow(count)
-            rows = base(bench)
-            nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
-            differ = any(node.student for node in config.nodes)
-            whose = nodes, heldout, config.probe.length, federation.run_id
-            for learning in adopt(federation, lanes.lane(0)):
-                learning.result()
-            own = lanes.lane(0).submit(jobs.evaluate_own, *whose, everywhere=differ)
-            for future in others:
-                rows += future.result()
-            write_own(store, federation.names, own.result())
-            rows += own_rows(federation.names, own.result(), prepared.bytes_per_token)
-            write_spending(store, config, nodes)
-        return finish_run(federation, rows)
+        with make_pool(config.engine.workers) as workers:
+            if config.engine.workers:
+                workers.submit(warm_up, config.codec.name, config.combine.rule)
+            prepared = prepare(config, store)
+            return _run(config, store, prepared, workers, status)
+
+
+def _run(config: Config, store: RunFolder, prepared: Prepared, workers: Executor, status: Status) -> list[Row]:
+    """Run the federation and its baselines side by side."""
+    status.say("running")
+    with ThreadPoolExecutor(1 + len(config.baselines.methods)) as threads:
+        count = config.engine.workers
+        lanes = Lanes(Counting(workers, jobs_in(config)), count)
+        # The federation first, baselines after. When its last nodes have workers, or stand first in the queue, then
+        # baselines may have what is free, but never the last worker: distillation needs it.
+        last = partial(lanes.allow, count - 1) if count > 1 else None
+        main = threads.submit(federate, config, store, prepared, "fpld", lanes.lane(0), last)
+        bench = Bench(config, store, prepared.bytes_per_token, lanes.lane(1), main, {}, [], threading.Lock())
+        others = [threads.submit(_baseline, name, bench, lanes.opened) for name in config.baselines.methods]
+        try:
+            federation = main.result()
+        except BaseException:
+            lanes.abandon()
+            raise
+        lanes.allow(count)
+        rows = base(bench)
+        nodes, heldout = federation.store.path / "nodes", store.path / HELDOUT
+        differ = any(node.student for node in config.nodes)
+        whose = nodes, heldout, config.probe.length, federation.run_id
+        for learning in adopt(federation, lanes.lane(0)):
+            learning.result()
+        own = lanes.lane(0).submit(jobs.evaluate_own, *whose, everywhere=differ)
+        for future in others:
+            rows += future.result()
+        write_own(store, federation.names, own.result())
+        rows += own_rows(federation.names, own.result(), prepared.bytes_per_token)
+        write_spending(store, config, nodes)
+    return finish_run(federation, rows)
 
 
 def jobs_in(config: Config) -> int:
