@@ -51,6 +51,7 @@ def kept(name: str) -> list[dict[str, Any]]:
 def draw_kept() -> None:
     """Draw what is kept in docs/results/."""
     save_figure(partial(seeds.draw, kept("rivals")), FOLDER / "rivals", (8.0, 4.2))
+    save_figure(partial(seeds.draw, kept("huggingface")), FOLDER / "huggingface", (8.0, 4.2))
     save_figure(partial(equal_bytes, kept("equal-bytes")), FOLDER / "equal-bytes", (7.0, 4.2))
     save_figure(partial(leakage.draw, kept("leakage")), FOLDER / "leakage", (11.0, 3.8))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 KEPT = DOCS / "results"
-PAGES = (DOCS.parent / "README.md", DOCS / "results.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "results-huggingface.md")
 NAMES = {
     "base": "base model, before the federation",
     "best node alone": "best node alone",
@@ -81,6 +81,27 @@ def take_runs(name: str, folder: Path) -> Row:
     """Return what `fpld run --seeds` has found."""
     found: Row = json.loads((folder / "seeds.json").read_text())
     return {"command": f"fpld run {name} --seeds {','.join(map(str, found['seeds']))}", **found}
+
+
+def take_nodes(folder: Path) -> Row:
+    """Return means over seeds of what a federation of models that differ brought each node."""
+    found: Row = json.loads((folder / "seeds.json").read_text())
+    rows: dict[str, list[Row]] = {}
+    for seed in found["seeds"]:
+        run = folder / f"seed-{seed}"
+        table = {row["method"]: row["heldout_loss"] for row in json.loads((run / "result.json").read_text())}
+        for row in json.loads((run / "own.json").read_text()):
+            rows.setdefault(row["node"], []).append(row | {"longer_all": table[f"alone longer: {row['node']}"]})
+    means = []
+    for node, runs in rows.items():
+        mean: Row = {"node": node}
+        for name in ("alone", "own", "alone_all", "longer_all", "own_all"):
+            mean[name], mean[f"{name}_se"] = mean_and_error([run[name] for run in runs])
+        gains = [run["alone_all"] - run["own_all"] for run in runs]
+        mean["least_gain"] = min(gains)
+        means.append(mean)
+    listed = ",".join(map(str, found["seeds"]))
+    return {"command": f"fpld run heterogeneous-models --seeds {listed}", "seeds": found["seeds"], "rows": means}
 
 
 def take_students(folder: Path) -> Row:
@@ -206,6 +227,7 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 CODECS = "fpld bench codecs --peers benchmarks.peers --scene gaussian zipf zipf-peaked students-1 students-3"
 TAKEN: dict[str, Callable[[Path], Row]] = {
+    "nodes": take_nodes,
     "equal-bytes": take_students,
     "privacy": take_privacy,
     "audits": take_audits,
@@ -287,6 +309,7 @@ def shown(value: float, error: float | None, digits: int = 3, sign: str = "") ->
 
 def run_lines(rows: list[Row]) -> list[str]:
     """Return the lines of methods side by side."""
+    rows = sorted(rows, key=lambda row: -row["heldout_loss"])
     body = [
         [
             label(row),
@@ -295,9 +318,22 @@ def run_lines(rows: list[Row]) -> list[str]:
             size(row["uplink_bytes"]),
             size(row["downlink_bytes"]),
         ]
-        for row in sorted(rows, key=lambda row: -row["heldout_loss"])
+        for row in rows
     ]
-    return grid(("method", "nats per token", "behind fpld", "uplink", "downlink"), body)
+    head = ["method", "nats per token", "behind fpld", "uplink", "downlink"]
+    if any(row.get("windows_se") for row in rows):  # an error that has windows of text as units, not seeds
+        for line, row in zip(body, rows, strict=True):
+            line.insert(3, "" if row.get("windows_se") is None else f"{row['windows_se']:.3f}")
+        head.insert(3, "error by windows")
+    return grid(head, body)
+
+
+def node_lines(rows: list[Row]) -> list[str]:
+    """Return what a federation brought each node: its own model's loss before and after."""
+    names = "alone", "own", "alone_all", "longer_all", "own_all"
+    body = [[row["node"], *(shown(row[name], row[f"{name}_se"]) for name in names)] for row in rows]
+    head = ("own text: alone", "own text: after", "all texts: alone", "all texts: alone, as long", "all texts: after")
+    return grid(("node", *head), body)
 
 
 def shortened(rows: list[Row]) -> list[Row]:
@@ -481,6 +517,7 @@ def attack_lines(rows: list[Row]) -> list[str]:
 
 
 LINES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "nodes": node_lines,
     "equal-bytes": student_lines,
     "privacy": privacy_lines,
     "audits": audit_lines,

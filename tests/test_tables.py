@@ -84,6 +84,22 @@ def test_the_student_is_ahead_of_fedavg_at_its_best_by_two_standard_errors_for_a
     assert found["base"]["heldout_loss"] - found["fpld"]["heldout_loss"] >= 0.75 * way
 
 
+@pytest.mark.parametrize("name", ["huggingface", "heterogeneous-models"])
+def test_the_student_is_ahead_of_base_and_best_node_by_two_standard_errors_of_seeds_and_of_windows(name: str) -> None:
+    found = rows(name)
+    for method in ("base", "best node alone"):
+        assert found[method]["behind"] > 2 * found[method]["behind_se"] > 0
+        assert found[method]["behind"] > 2 * found[method]["windows_se"] > 0
+    assert found["fpld"]["uplink_bytes"] <= 2e6
+
+
+def test_every_node_has_a_better_model_after_the_federation() -> None:
+    """On all nodes' texts, with every seed."""
+    kept = json.loads((DOCS / "results" / "nodes.json").read_text())
+    assert kept["seeds"] == [0, 1, 2]
+    assert all(row["least_gain"] > 0 for row in kept["rows"])
+
+
 def test_sampled_labels_teach_more_than_other_codecs_at_every_budget() -> None:
     kept = json.loads((DOCS / "results" / "equal-bytes.json").read_text())
     assert {row["codec"] for row in kept["rows"]} == {"samples", "predictive", "uniform"}

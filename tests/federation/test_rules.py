@@ -99,7 +99,7 @@ def test_a_table_for_people(tiny: Path, capsys: pytest.CaptureFixture[str]) -> N
         (
             "--rules",
             "vote",
-            "rule must be one of geometric, guarded, mean, median, mixture, precision, trimmed, got 'vote'",
+            "rule must be one of fitted, geometric, guarded, mean, median, mixture, precision, trimmed, got 'vote'",
         ),
         ("--rounds", "0", "--rounds must be at least 1, got 0"),
     ],
