@@ -119,7 +119,7 @@ def test_every_loop_of_a_run_says_what_is_next(
     assert all(line for *_, line in following)
     assert {
         ("", "training", "the first round"),
-        ("fpld", "predicting the probe set", "local training"),
+        ("fpld", "predicting the probe set", "local training at the nodes"),
         ("fpld", "training", "coding the probe set's logits"),
         ("fpld", "computing logits", "sending them"),
         ("fpld", "distillation", "measuring its distance to the target"),
