@@ -15,6 +15,7 @@ from fpld.federation.training import open_student
 from fpld.numerics import log_softmax
 from fpld.protocol.combine import combine
 from fpld.protocol.replies import Replies, Silent
+from fpld.protocol.weights import rounded
 from fpld.storage.arrays import read_arrays
 
 if TYPE_CHECKING:
@@ -77,7 +78,13 @@ def own_target(sent: Sent, rule: Rule) -> Target:
 
 
 def surrogate(
-    base: Path, state: Arrays, probe: ProbeSet, target: Target, options: dict[str, Any], public: Path | None
+    base: Path,
+    state: Arrays,
+    probe: ProbeSet,
+    target: Target,
+    options: dict[str, Any],
+    public: Path | None,
+    bits: int = 32,
 ) -> Arrays:
     """Distil a model from one node's labels, with the arguments of a distillation job; return its weights.
 
@@ -86,7 +93,7 @@ def surrogate(
     student = open_student(base, state)
     text = None if public is None else read_arrays(public)[0]["tokens"]
     student.distill(probe.sequences, target, public=text, **options)
-    return student.state()
+    return rounded(student.state(), bits)
 
 
 def _likelihoods(model: Student, canaries: Canaries) -> Array:
