@@ -179,7 +179,6 @@ def test_models_load_in_several_threads_at_once(world: Path) -> None:
 def test_the_preset_is_sound() -> None:
     config, _ = load("huggingface")
     assert config.model_path == "smollm2"
-    assert config.base is None
     assert len(config.nodes) >= 4
     labels = sum(node.context_bits or math.inf for node in config.nodes) * config.probe.contexts / 8
     assert config.run.rounds * (labels + len(config.nodes) * OVERHEAD) <= 2e6
