@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.federation import jobs
 from fpld.federation.training import open_student
 from fpld.numerics import log_softmax
 from fpld.protocol.combine import combine
 from fpld.protocol.replies import Replies, Silent
-from fpld.protocol.weights import rounded
-from fpld.storage.arrays import read_arrays
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.audit.canaries import Canaries
     from fpld.codecs import Codec
-    from fpld.data import ProbeSet
     from fpld.rules import Rule
     from fpld.rules.target import Target
     from fpld.storage.folder import Arrays
@@ -77,23 +75,14 @@ def own_target(sent: Sent, rule: Rule) -> Target:
     return combine(Replies(sent.codec, rule, [sent.payload], [sent.plan]), Silent()).target
 
 
-def surrogate(
-    base: Path,
-    state: Arrays,
-    probe: ProbeSet,
-    target: Target,
-    options: dict[str, Any],
-    public: Path | None,
-    bits: int = 32,
-) -> Arrays:
+def surrogate(base: Path, state: Arrays, *how: Any) -> Arrays:
     """Distil a model from one node's labels, with the arguments of a distillation job; return its weights.
 
     It need not become better than it was: the labels may say little.
     """
     student = open_student(base, state)
-    text = None if public is None else read_arrays(public)[0]["tokens"]
-    student.distill(probe.sequences, target, public=text, **options)
-    return rounded(student.state(), bits)
+    jobs.learn(student, *how)
+    return student.state()
 
 
 def _likelihoods(model: Student, canaries: Canaries) -> Array:

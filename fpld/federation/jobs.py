@@ -50,6 +50,16 @@ def adopt(part: Part, place: Place, state: Arrays, run: str) -> None:
     adopt_last(part, place, state, run)
 
 
+def learn(
+    student: Student, probe: ProbeSet, target: Target, options: dict[str, Any], public: Path | None, bits: int
+) -> None:
+    """Distil a student to a target; with `bits` = 16 its weights are rounded to what all ends will have."""
+    text = None if public is None else read_arrays(public)[0]["tokens"]
+    student.distill(probe.sequences, target, public=text, **options)
+    if bits < 32:
+        student.load_state(rounded(student.state(), bits))
+
+
 def distill(
     base: Path,
     state: Arrays,
@@ -68,11 +78,8 @@ def distill(
     """
     student = open_student(base, state)
     reference = student.copy()
-    text = None if public is None else read_arrays(public)[0]["tokens"]
     with before("measuring its distance to the target"):
-        student.distill(probe.sequences, target, public=text, **options)
-    if bits < 32:
-        student.load_state(rounded(student.state(), bits))
+        learn(student, probe, target, options, public, bits)
     with before("evaluating the student"):
         found = divergence(student, probe.sequences, target, reference)
     # A student that knows less than nothing, or less than the last one, must not be broadcast.
