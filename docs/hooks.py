@@ -42,7 +42,7 @@ COMMANDS_TEXT = """\
 Made from the parsers: `fpld COMMAND --help` prints the same. Every command takes `--json`: one JSON object on standard
 output and nothing else. Bad input is one line on standard error and exit code 2."""
 CONFIGURATION_TEXT = """\
-One TOML file; the [presets](presets.md) are examples. This page is made from `fpld/config.py`. A dash in the column of
+One TOML file; the [presets](presets.md) are examples. This page is made from `fpld/config/`. A dash in the column of
 defaults: the key must be given. Unknown keys, wrong types and values out of range are errors that name the key;
 `fpld check` lists all of them at once. Names of codecs, rules, allocators, estimators, students, corpora and baselines
 may be those of [other packages](../extending.md)."""

@@ -144,6 +144,11 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
             "baselines.methods: 'fedavg' averages weights, and nodes have students of their own",
         ),
         ('["alone", "float32"]', '["flora"]', "baselines.methods: 'flora' stacks adapters, and student.lora has none"),
+        (
+            "clip = 48.0",
+            "clip = 48.0\neffort = 2.0",
+            "nodes[2]: taught and effort are for a node with a ",
+        ),
         ("clip = 48.0", "clip = 48.0\nstudent = 'ngram'", "nodes[2].student: must be a table with a kind, got 'ngram'"),
     ],
 )
@@ -152,6 +157,13 @@ def test_a_name_or_field_that_is_not_known_fails_at_once_and_names_the_key(old: 
     with pytest.raises(InputError) as caught:
         config.parse(BASE.replace(old, new, 1), "t")
     assert f"t: {message}" in str(caught.value)
+
+
+def test_a_model_is_taught_only_where_base_models_are_trained() -> None:
+    taught = BASE.replace("clip = 48.0", "clip = 48.0\ntaught = true\nstudent = {kind = 'ngram', order = 1}", 1)
+    assert config.parse(taught, "t").nodes[2].taught
+    with pytest.raises(InputError, match=r"base\.steps must be given: a node's model is taught before the first"):
+        config.parse(re.sub(r"\[base\]\nsteps = \d+\n", "", taught), "t")
 
 
 def test_reading_a_transformers_table_needs_no_torch() -> None:

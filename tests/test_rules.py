@@ -87,7 +87,7 @@ def replies(values: Array, variance: Any = 0.0, bias: Any = 0.0) -> list[Decoded
 
 def test_every_rule_has_a_row() -> None:
     assert set(DEFINITIONS) == set(rules.names())
-    assert [rule for rule in map(rules.get, rules.names()) if rule.needs_all] == [
+    assert [rule for rule in map(rules.get, rules.names()) if rule.traits.needs_all] == [
         GEOMETRIC,
         GUARDED,
         MEDIAN,

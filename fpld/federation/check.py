@@ -17,7 +17,6 @@ from fpld.privacy.accounting import library as accounting_library
 from fpld.protocol.wire import OVERHEAD
 from fpld.registry import rules
 from fpld.rules.base import configured as configured_rule
-from fpld.rules.base import least_nodes
 from fpld.students import student_class
 from fpld.students.configs import HuggingFaceConfig
 
@@ -217,7 +216,7 @@ class Check:
     def _rule(self) -> Iterator[Finding]:
         """Check that so many nodes answer in every round as the rule needs."""
         config = self._config
-        least = least_nodes(configured_rule(rules.get(config.combine.rule), trim=config.combine.trim))
+        least = configured_rule(rules.get(config.combine.rule), trim=config.combine.trim).traits.least_nodes
         answering, whose = len(config.nodes), "the number of nodes"
         if config.run.quorum is not None:
             answering, whose = config.run.quorum, "run.quorum"

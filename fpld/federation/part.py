@@ -85,7 +85,7 @@ def parts(config: Config) -> list[Part]:
             index=index,
             seed=config.run.seed,
             rounds=config.run.rounds,
-            local=config.local,
+            local=config.local.times(node.effort),
             distill=config.distill,
             length=config.probe.length,
             heldout=config.data.heldout,

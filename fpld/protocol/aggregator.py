@@ -29,7 +29,7 @@ from fpld.protocol.states import AggregatorEvent as Event
 from fpld.protocol.states import AggregatorPhase as Phase
 from fpld.protocol.wire import OVERHEAD, payload_of, unseal
 from fpld.registry import codecs, rules
-from fpld.rules.base import configured, least_nodes
+from fpld.rules.base import configured
 from fpld.types import Plan
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Settings:
         if not 1 <= self.quorum <= len(self.names):
             raise InputError(f"quorum must be from 1 to the number of nodes, {len(self.names)}, got {self.quorum}")
         codecs.check(self.codec)
-        least = least_nodes(self.combining)
+        least = self.combining.traits.least_nodes
         if self.quorum < least:
             raise InputError(
                 f"rule {self.rule!r} needs at least {least} nodes in every round: quorum must be as many, "

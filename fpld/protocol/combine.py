@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
 from fpld.protocol.audit import audit
 from fpld.protocol.plain import plain
 from fpld.protocol.ways import WAYS, fast_way
-from fpld.rules.base import Judge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from fpld.protocol.replies import Observer, Replies
     from fpld.protocol.ways import Way
     from fpld.rules import Rule
+    from fpld.rules.base import Judge
     from fpld.rules.target import Target
     from fpld.types import Floats
 
@@ -52,9 +52,10 @@ def combine(
 ) -> Combined:
     """Combine replies while the observer looks on; no threads: one for each core that this process may use."""
     trust = None
-    if isinstance(replies.rule, Judge):
-        trust = replies.rule.judge(audit(replies), replies.trust)
-        replies = replace(replies, rule=replies.rule.weighing(trust))
+    if replies.rule.traits.audits:
+        judge = cast("Judge", replies.rule)
+        trust = judge.judge(audit(replies), replies.trust)
+        replies = replace(replies, rule=judge.weighing(trust))
     way = fast_way(ways, replies, observer)
     run = plain if way is None else way.run
     finish, parts = run(replies, observer, threads or len(os.sched_getaffinity(0)))

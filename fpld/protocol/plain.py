@@ -31,7 +31,7 @@ def plain(replies: Replies, observer: Observer, threads: int) -> tuple[Callable[
     """Return a function that makes the target once all pieces were taken, and the pieces in order of contexts."""
     target = np.empty(replies.shape, np.float32)
     contexts, vocab = replies.shape
-    blocks = split(contexts, vocab * (len(replies.plans) if replies.rule.needs_all else 1), _BLOCK)
+    blocks = split(contexts, vocab * (len(replies.plans) if replies.rule.traits.needs_all else 1), _BLOCK)
     pairs = zip(replies.payloads, replies.plans, strict=True)
     readers = [replies.codec.reader(payload, plan) for payload, plan in pairs]
     if not replies.codec.traits.seeks:

@@ -55,7 +55,7 @@ class Way:
         """Return whether these replies can be combined for this observer."""
         asked = (observer.samples and not self.samples) or (observer.squares and not self.squares)
         apart = self.one_prior and any(plan.prior is not replies.plans[0].prior for plan in replies.plans)
-        unequal = bool(getattr(replies.rule, "weights", ())) and not self.weights
+        unequal = bool(replies.rule.traits.weights) and not self.weights
         return not (asked or apart or unequal or replies.own or (self.kernels and not compiled.available()))
 
 
@@ -121,7 +121,7 @@ def _samples(
     from fpld.codecs.samples.reader import sparse_together  # brings numba along
 
     count, vocab = len(replies.plans), replies.shape[1]
-    weights = np.array(getattr(replies.rule, "weights", ()) or [1.0] * count)
+    weights = np.array(replies.rule.traits.weights or [1.0] * count)
     found: list[tuple[Ints, ...]] = []
 
     def parts() -> Iterator[Piece]:

@@ -9,7 +9,7 @@ weights that fit the public text, which suits nodes whose models differ in kind.
 """
 
 from fpld.rules.averages import MEAN, PRECISION
-from fpld.rules.base import Accumulator, Rule, combine
+from fpld.rules.base import Accumulator, Rule, Traits, combine
 from fpld.rules.fitted import FITTED
 from fpld.rules.geometric import GEOMETRIC
 from fpld.rules.guarded import GUARDED
@@ -27,5 +27,6 @@ __all__ = [
     "TRIMMED",
     "Accumulator",
     "Rule",
+    "Traits",
     "combine",
 ]

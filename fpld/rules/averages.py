@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpld.rules.base import Traits
+
 if TYPE_CHECKING:
     from fpld.rules.base import Accumulator
     from fpld.types import Decoded, Reals
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 class Mean:
     """Average coordinate by coordinate: line 9 of Algorithm 1."""
 
-    needs_all: bool = False
+    @property
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits()
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
         """Begin with a block."""
@@ -54,7 +59,10 @@ class Precision:
     [[1.0]]
     """
 
-    needs_all: bool = True
+    @property
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits(needs_all=True)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the form of all rules
         """Begin with a block."""

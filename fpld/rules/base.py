@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -28,16 +28,29 @@ class Accumulator(Protocol):
         ...
 
 
-class Rule(Protocol):
-    """Combine the nodes' decoded logits.
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """State what a rule is and needs.
 
-    `needs_all` says that an accumulator holds all nodes of a block at once: then blocks are smaller. Other rules need
-    memory for one block, however many nodes there are.
+    `needs_all`: an accumulator holds all nodes of a block at once: then blocks are smaller. Other rules need memory for
+    one block, however many nodes there are. `least_nodes`: so many nodes must answer in a round. `audits`: it is a
+    `Judge`. `trims`: it has a count `trim` that its user may choose. `weights`: how much each node counts, where that
+    is known beforehand.
     """
 
+    needs_all: bool = False
+    least_nodes: int = 1
+    audits: bool = False
+    trims: bool = False
+    weights: tuple[float, ...] = ()
+
+
+class Rule(Protocol):
+    """Combine the nodes' decoded logits."""
+
     @property
-    def needs_all(self) -> bool:
-        """Return whether the rule sees all nodes at once."""
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
         ...
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
@@ -45,7 +58,6 @@ class Rule(Protocol):
         ...
 
 
-@runtime_checkable
 class Judge(Rule, Protocol):
     """A rule that is given an audit of a whole round before it combines, and remembers its verdicts over rounds."""
 
@@ -84,18 +96,13 @@ def configured(rule: Rule, *, trim: int | None) -> Rule:
 
     >>> from fpld.rules import TRIMMED
     >>> configured(TRIMMED, trim=2)
-    Trimmed(trim=2, needs_all=True)
+    Trimmed(trim=2)
     """
     if trim is None:
         return rule
-    if not hasattr(rule, "trim"):
+    if not rule.traits.trims:
         raise InputError(f"trim must be left out with {type(rule).__name__}: it is for the rule 'trimmed'")
-    return replace(rule, trim=trim)  # type: ignore[type-var]
-
-
-def least_nodes(rule: Rule) -> int:
-    """Return how many nodes must answer in a round for a rule to work."""
-    return int(getattr(rule, "least_nodes", 1))
+    return cast("Rule", replace(cast("Any", rule), trim=trim))
 
 
 def combine(rule: Rule, replies: Iterable[Decoded]) -> Reals:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fpld.rules.base import Traits
 from fpld.rules.mixture import Mixture
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ _STEPS = 2000  # of the descent; a few hundred do for a thousand nodes
 @dataclass(frozen=True, slots=True)
 class Fitted:
     """Average probabilities of nodes by weights that fit the public text; where that is not known all count alike."""
-
-    needs_all: bool = False
 
     def judge(self, audit: Audit, before: Floats | None = None) -> Floats:  # noqa: ARG002  # each round is fitted anew
         """Return how much each node counts [K], the one that counts most 1.
@@ -52,6 +51,11 @@ class Fitted:
     def weighing(self, trust: Floats) -> Mixture:
         """Return the mixture of nodes that count so much."""
         return Mixture(weights=tuple(trust.tolist()))
+
+    @property
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits(audits=True)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
         """Begin with a block."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.rules.base import probabilities
+from fpld.rules.base import Traits, probabilities
 
 if TYPE_CHECKING:
     from fpld.rules.base import Accumulator
@@ -52,7 +52,10 @@ def squared_distances(gram: Floats, weights: Floats) -> Floats:
 class Geometric:
     """Take the geometric median of the nodes' probabilities in each context."""
 
-    needs_all: bool = True
+    @property
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits(needs_all=True)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the form of all rules
         """Begin with a block."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld import _check
-from fpld.rules.base import Audit, probabilities
+from fpld.rules.base import Audit, Traits, probabilities
 from fpld.rules.geometric import squared_distances, weiszfeld
 from fpld.rules.mixture import Mixture
 
@@ -42,7 +42,6 @@ class Guarded:
 
     eta: float = 4.0
     tolerance: float = 1.5
-    needs_all: bool = True
 
     def __post_init__(self) -> None:
         _check.real("eta", self.eta, above=0.0)
@@ -62,6 +61,11 @@ class Guarded:
     def weighing(self, trust: Floats) -> Mixture:
         """Return the mixture of nodes that are trusted so far."""
         return Mixture(weights=tuple(trust.tolist()))
+
+    @property
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits(needs_all=True, audits=True)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
         """Begin with a block."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from fpld import compiled
 from fpld.numerics import log_softmax
+from fpld.rules.base import Traits
 
 if TYPE_CHECKING:
     from fpld.rules.base import Accumulator
@@ -39,8 +40,12 @@ class Mixture:
     """
 
     reference: bool = False
-    needs_all: bool = False
     weights: tuple[float, ...] = field(default=(), compare=False)
+
+    @property
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits(weights=self.weights)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
         """Begin with a block."""

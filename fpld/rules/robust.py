@@ -9,6 +9,7 @@ import numpy as np
 
 from fpld import _check
 from fpld.errors import InputError
+from fpld.rules.base import Traits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,15 +37,14 @@ class Trimmed:
     """Average after leaving out the `trim` largest and the `trim` smallest values of each coordinate."""
 
     trim: int = 1
-    needs_all: bool = True
 
     def __post_init__(self) -> None:
         _check.integer("trim", self.trim)
 
     @property
-    def least_nodes(self) -> int:
-        """Return how many nodes must answer in a round."""
-        return 2 * self.trim + 1
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits(needs_all=True, least_nodes=2 * self.trim + 1, trims=True)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the form of all rules
         """Begin with a block."""
@@ -62,7 +62,10 @@ class Trimmed:
 class Median:
     """Take the median of each coordinate."""
 
-    needs_all: bool = True
+    @property
+    def traits(self) -> Traits:
+        """Return what the rule is and needs."""
+        return Traits(needs_all=True)
 
     def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the form of all rules
         """Begin with a block."""

@@ -106,22 +106,28 @@ def alone(bench: Bench) -> list[Row]:
         found = bench.judge()
     else:
         log.info("baseline: each node alone")
-        steps, rate = config.local.steps * config.run.rounds, config.baselines.rate or config.local.rate
-        trained = [bench.train(i, None, steps, derive_seed(config.run.seed, "alone", i), rate) for i in nodes]
+        rate = config.baselines.rate or config.local.rate
+        seeds = [derive_seed(config.run.seed, "alone", i) for i in nodes]
+        trained = [bench.train(i, None, alone_steps(config, i), seeds[i], rate) for i in nodes]
         states = [future.result() for future in trained]
         found = [future.result() for future in [bench.evaluate(state, index) for index, state in enumerate(states)]]
     rows = [bench.row(f"alone: {node.name}", nats) for node, nats in zip(config.nodes, found, strict=True)]
     return rows + longer(bench)
 
 
+def alone_steps(config: Config, index: int) -> int:
+    """Return the steps that a node makes on its own text in all rounds."""
+    return config.local.times(config.nodes[index].effort).steps * config.run.rounds
+
+
 def longer(bench: Bench) -> list[Row]:
     """Train models of the nodes' own kinds alone for as many steps as they make until they have adopted the student."""
     config = bench.config
     own = [index for index, node in enumerate(config.nodes) if node.student is not None]
-    steps = config.local.steps * config.run.rounds + config.distill.steps
+    steps = {index: alone_steps(config, index) + config.distill.steps for index in own}
     seeds = {index: derive_seed(config.run.seed, "alone longer", index) for index in own}
     rate = config.baselines.rate or config.local.rate
-    trained = {index: bench.train(index, None, steps, seeds[index], rate) for index in own}
+    trained = {index: bench.train(index, None, steps[index], seeds[index], rate) for index in own}
     found = {index: bench.evaluate(future.result(), index) for index, future in trained.items()}
     return [bench.row(f"alone longer: {config.nodes[index].name}", nats.result()) for index, nats in found.items()]
 

@@ -1,14 +1,8 @@
-"""The configuration of a run: one TOML file, checked at the border, every error naming the key.
-
-`load` reads a file, `preset` one of the presets that come with the package. `Config` is what the rest trusts.
-"""
+"""The tables of a configuration, each checked by itself. The string below a key is its documentation."""
 
 from __future__ import annotations
 
-import re
-import tomllib
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,26 +12,14 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    ValidationError,
     model_validator,
 )
 
 from fpld import registry
-from fpld._check import printable
 from fpld.budget.policy import check_choice
-from fpld.errors import InputError
-from fpld.registry import codecs
-from fpld.storage.files import read_utf8
 from fpld.students.choice import StudentChoice
 from fpld.students.choice import parse as parse_student
-from fpld.students.configs import HuggingFaceConfig
 from fpld.units import parse_rate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_SEED = re.compile(r"# --seed (\d{1,19})\n")
-AVERAGING = ("fedavg", "fedavg-1bit", "flora")  # baselines that average weights
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -57,9 +39,6 @@ class Section(BaseModel):
     """A table of the file: unknown keys are refused, nothing is converted in silence."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-S = TypeVar("S", bound=Section)
 
 
 class RunSection(Section):
@@ -171,11 +150,17 @@ class NodeSection(Section):
     """The allocator's weight of this node."""
     student: Student | None = None
     """A model of its own kind or size."""
+    taught: bool = False
+    """Its model begins by learning from the aggregator's base model on public text, not from the text alone."""
+    effort: Positive = 1.0
+    """Steps of its model, as a multiple of those of [base] and [local]: small models take many."""
 
     @model_validator(mode="after")
-    def _one_limit(self) -> Self:
+    def _sound(self) -> Self:
         if sum(limit is not None for limit in (self.bits, self.context_bits, self.uplink)) != 1:
             raise ValueError("needs one of bits, context_bits and uplink")
+        if self.student is None and (self.taught or self.effort != 1):
+            raise ValueError("taught and effort are for a node with a student of its own")
         return self
 
 
@@ -251,6 +236,10 @@ class TrainSection(Section):
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """For [distill]: over which share of the last steps the student's weights are averaged."""
 
+    def times(self, effort: float) -> Self:
+        """Return the same with so many times the steps."""
+        return self if effort == 1 else self.model_copy(update={"steps": max(round(self.steps * effort), 1)})
+
     def rate_in(self, round: int, rounds: int) -> float | None:
         """Return the learning rate of a round: from `rate` to `last_rate` in equal steps."""
         if self.rate is None or self.last_rate is None or rounds == 1:
@@ -295,179 +284,3 @@ class FlowerSection(Section):
     """Folder of the nodes' public keys."""
     wait: Positive = 600.0
     """Seconds that a round waits for nodes to connect before it begins without them, if the quorum is there."""
-
-
-class Config(Section):
-    """A whole configuration."""
-
-    run: RunSection = RunSection()
-    data: DataSection = DataSection()
-    probe: ProbeSection
-    tokenizer: TokenizerSection = TokenizerSection()
-    nodes: Annotated[list[NodeSection], Field(min_length=1)]
-    budget: BudgetSection = BudgetSection()
-    codec: CodecSection = CodecSection()
-    combine: CombineSection = CombineSection()
-    student: Student
-    base: TrainSection | None = None
-    local: TrainSection
-    distill: TrainSection
-    privacy: PrivacySection | None = None
-    baselines: BaselinesSection = BaselinesSection()
-    engine: EngineSection = EngineSection()
-    flower: FlowerSection | None = None
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        found = list(self._contradictions())
-        if found:
-            raise ValueError("; ".join(found))
-        return self
-
-    def _contradictions(self) -> Iterator[str]:
-        """Yield every way in which sections do not fit each other, each naming the key to change."""
-        names = [node.name for node in self.nodes]
-        if len(set(names)) != len(names):
-            yield "nodes: names must differ"
-        if self.run.quorum is not None and self.run.quorum > len(names):
-            yield f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}"
-        if self.probe.fresh and self.codec.against == "own":
-            yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
-        if self.combine.trim is not None and not hasattr(registry.rules.get(self.combine.rule), "trim"):
-            yield f"combine.trim must be left out with the rule {self.combine.rule!r}: it is for 'trimmed'"
-        averaging = [name for name in self.baselines.methods if name in AVERAGING]
-        if self.combine.broadcast == "logits" and averaging:
-            yield f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
-        if any(node.student for node in self.nodes) and averaging:
-            yield f"baselines.methods: {averaging[0]!r} averages weights, and nodes have students of their own"
-        if "flora" in self.baselines.methods and not getattr(self.student.settings, "lora", 0):
-            yield "baselines.methods: 'flora' stacks adapters, and student.lora has none"
-        steps, asked = self.local.steps * self.run.rounds, self.baselines.rounds or []
-        if any(steps % rounds for rounds in asked):
-            yield f"baselines.rounds must divide the nodes' {steps} local steps, got {asked}"
-        if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
-            yield (
-                f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
-                "reconstruction: set codec.name to 'uniform' for refinement"
-            )
-        if self.tokenizer.kind == "huggingface" and not self.model_path:
-            yield "tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'"
-
-    @property
-    def model_path(self) -> str:
-        """Return the path or name of the pretrained model whose tokenizer is used, or nothing."""
-        settings = self.student.settings
-        return self.tokenizer.path or (settings.path if isinstance(settings, HuggingFaceConfig) else "")
-
-
-def parse(text: str, source: str) -> Config:
-    """Check the text of a configuration; `source` names it in errors."""
-    return parse_toml(Config, text, source)
-
-
-def parse_toml(cls: type[S], text: str, source: str) -> S:
-    """Check the text of a TOML file against what it must hold; every error names the key."""
-    try:
-        return cls.model_validate(_tables(text, source))
-    except ValidationError as error:
-        raise InputError("; ".join(f"{source}: {line}" for line in _problems(error))) from None
-
-
-def _tables(text: str, source: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise InputError(f"{source}: must be TOML of tables that are not nested so deep") from None
-    except ValueError as error:  # of TOML, or of a number with thousands of digits
-        raise InputError(f"{source}: must be TOML: {printable(error)}") from None
-
-
-def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
-    """Return every problem of a configuration, and the rest of it without what is wrong, if that makes one."""
-    try:
-        tables = _tables(text, source)
-    except InputError as error:
-        return None, [str(error)]
-    found: list[str] = []
-    removed: list[tuple[int | str, ...]] = []
-    while True:
-        try:
-            return Config.model_validate(tables), found
-        except ValidationError as error:
-            # What is said of a table only because a key of it was taken out is no problem of the file's.
-            new = [item for item in error.errors() if not any(_above(item["loc"], place) for place in removed)]
-            found += [_key(item["loc"]) + part for item in new for part in _message(item).split("; ")]
-            places = [item["loc"] for item in new if _remove(tables, item["loc"])]
-            if not places:
-                return None, found
-            removed += places
-
-
-def _above(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
-    return place == other[: len(place)]
-
-
-def _remove(tables: Any, place: tuple[int | str, ...]) -> bool:
-    """Take a key out of nested tables; return whether it was there."""
-    for part in place[:-1]:
-        try:
-            tables = tables[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return bool(place) and isinstance(tables, dict) and tables.pop(place[-1], None) is not None
-
-
-def _problems(error: ValidationError) -> list[str]:
-    return [f"{_key(item['loc'])}{_message(item)}" for item in error.errors()]
-
-
-def load(path: str | Path, *, seed: int | None = None) -> tuple[Config, str]:
-    """Read a configuration file, or a preset by its name; return it and its text.
-
-    `seed` replaces run.seed. The first line of the text then says so, and counts when a run's config.toml is read.
-    """
-    text, source = read_text(path)
-    config, said = parse(text, source), _SEED.match(text)
-    if said is not None:
-        seed, text = (int(said[1]) if seed is None else seed), text[said.end() :]
-    if seed is None:
-        return config, text
-    changed = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
-    return changed, f"# --seed {seed}\n{text}"
-
-
-def read_text(path: str | Path) -> tuple[str, str]:
-    """Return the text of a configuration file or a preset, and what to call it in errors."""
-    name = str(path)
-    if name in presets():
-        return read_utf8(_preset_folder() / f"{name}.toml"), f"preset {name}"
-    if not Path(path).exists():
-        raise InputError(f"{path} does not exist: give a TOML file, or one of the presets {', '.join(presets())}")
-    return read_utf8(Path(path)), name
-
-
-def presets() -> list[str]:
-    """List the presets that come with the package."""
-    return sorted(file.stem for file in _preset_folder().glob("*.toml"))
-
-
-def _preset_folder() -> Path:
-    """Find the presets: inside an installed package, or in `experiments/` of a checkout."""
-    package = Path(__file__).parent
-    installed = package / "presets"
-    return installed if installed.is_dir() else package.parent / "experiments"
-
-
-def _key(place: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-    return f"{text}: " if text else ""
-
-
-def _message(item: Any) -> str:
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "extra_forbidden":
-        return "unknown key"
-    if item["type"] == "missing":
-        return "is missing"
-    value = item.get("input")
-    return message if isinstance(value, dict | list) or "got" in message else f"{message}, got {value!r}"
