@@ -1,4 +1,4 @@
-"""Cross entropy through a read-out that is not trained: hidden states to a loss and its gradient, by blocks.
+"""Cross entropy through a large read-out: hidden states to a loss and its gradient, by blocks.
 
 Of the logits [n, V] one block exists, which becomes the gradient in place: no array of a minibatch's logits is kept for
 the backward pass, and the block stays where the processor reads it fast.
@@ -65,6 +65,7 @@ class _ReadOut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, finish: Callable[[Tensor, slice], Tensor]) -> Tensor:
         count, gradient = len(features), torch.empty_like(features)
+        own = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None  # the read-out is trained too
         total = torch.zeros((), device=features.device)
         for start in range(0, count, CONTEXTS):
             stop = min(start + CONTEXTS, count)
@@ -73,10 +74,13 @@ class _ReadOut(torch.autograd.Function):
                 rows = slice(first, min(first + _ROWS, stop))
                 total += finish(logits[rows.start - start : rows.stop - start], rows)
             torch.mm(logits.to(weight.dtype), weight, out=gradient[start:stop])
-        ctx.save_for_backward(gradient)
+            if own is not None:
+                own.addmm_(logits.t(), features[start:stop])
+        ctx.save_for_backward(gradient, own)
         return total / count
 
     @staticmethod
-    def backward(ctx: Any, *outer: Any) -> tuple[Tensor, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return gradient * (outer[0] / len(gradient)).to(gradient.dtype), None, None
+    def backward(ctx: Any, *outer: Any) -> tuple[Tensor, Tensor | None, None]:
+        gradient, own = ctx.saved_tensors
+        scale = (outer[0] / len(gradient)).to(gradient.dtype)
+        return gradient * scale, None if own is None else own * scale, None

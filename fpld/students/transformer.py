@@ -26,7 +26,9 @@ except ImportError as error:
     raise MissingExtraError("the transformer student", "torch") from error
 
 from fpld.students.gradient import GradientStudent
+from fpld.students.readout import target_loss, token_loss
 
+LARGE = 16384  # a vocabulary with which logits of a minibatch are never held together
 EMBEDDING = 0.4  # the deviation of a new embedding: the stream starts at this scale
 EMBEDDING_RATE = 4.0  # an embedding so large needs larger steps than what multiplies a normed stream
 
@@ -80,12 +82,15 @@ class Network(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids [B, T] to the logits [B, T, V] of the tokens that follow."""
+        return F.linear(self.features(ids), self.embedding)  # it is tied: a fifth of the parameters at V = 1024
+
+    def features(self, ids: Tensor) -> Tensor:
+        """Return the last hidden states [B, T, C], of which logits are a linear map."""
         T = ids.shape[1]
         x = F.embedding(ids, self.embedding)  # [B, T, C]
         for block in self.blocks:
             x = block(x, self.cos[:T], self.sin[:T])
-        x = F.rms_norm(x, x.shape[-1:], self.norm, EPSILON)
-        return F.linear(x, self.embedding)  # the embedding is tied: a fifth of the parameters at V = 1024
+        return F.rms_norm(x, x.shape[-1:], self.norm, EPSILON)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
@@ -142,6 +147,7 @@ class Transformer(GradientStudent):
     kind = "transformer"
     Config = TransformerConfig
     config: TransformerConfig
+    _network: Network
 
     def __init__(self, config: TransformerConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
@@ -161,6 +167,23 @@ class Transformer(GradientStudent):
     def longest(self) -> int | None:
         """Return the longest context."""
         return self.config.length
+
+    @property
+    def _large(self) -> bool:
+        """Return whether logits are so many that losses go by blocks of contexts."""
+        return self.vocab >= LARGE
+
+    def _token_loss(self, ids: Tensor) -> Tensor:
+        if not self._large:
+            return super()._token_loss(ids)
+        features = self._network.features(ids[:, :-1]).flatten(0, 1)
+        return token_loss(features, self._network.embedding, ids[:, 1:].flatten())
+
+    def _target_loss(self, sequences: np.ndarray, t: Tensor) -> Tensor:
+        if not self._large:
+            return super()._target_loss(sequences, t)
+        features = self._network.features(self._ids(sequences)).flatten(0, 1)
+        return target_loss(features, self._network.embedding, t.flatten(0, 1))
 
     def _rate(self, name: str) -> float:
         return EMBEDDING_RATE if name == "embedding" else 1.0

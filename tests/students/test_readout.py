@@ -1,9 +1,10 @@
-"""Losses through a frozen read-out: value and gradient are those of PyTorch's own functions."""
+"""Losses through a read-out, by blocks: value and gradient are those of PyTorch's own functions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 if TYPE_CHECKING:
@@ -13,9 +14,11 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from fpld.students import readout  # noqa: E402
+from fpld.students import readout, transformer  # noqa: E402
+from fpld.students.configs import TransformerConfig  # noqa: E402
 
 N, C, V = 11, 6, 19
+CONFIG = TransformerConfig(vocab=40, width=16, heads=2, layers=1, length=8, batch=4)
 
 
 @pytest.fixture(autouse=True)
@@ -30,24 +33,31 @@ def draw() -> tuple[Tensor, Tensor, Generator]:
     return features, torch.randn(V, C, generator=generator), generator
 
 
-def check(features: Tensor, own: Tensor, expected: Tensor) -> None:
+def check(wanted: list[Tensor], own: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(own, expected)
-    gradients = [torch.autograd.grad(3.0 * loss, features)[0] for loss in (own, expected)]
+    gradients = [torch.autograd.grad(3.0 * loss, wanted) for loss in (own, expected)]
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
-def test_the_loss_of_tokens_is_their_cross_entropy() -> None:
+trained_or_not = pytest.mark.parametrize("trained", [False, True])
+
+
+@trained_or_not
+def test_the_loss_of_tokens_is_their_cross_entropy(trained: bool) -> None:
     features, weight, generator = draw()
+    wanted = [features, weight.requires_grad_()] if trained else [features]
     tokens = torch.randint(0, V, (N,), generator=generator)
     own = readout.token_loss(features, weight, tokens)
-    check(features, own, functional.cross_entropy(features @ weight.T, tokens))
+    check(wanted, own, functional.cross_entropy(features @ weight.T, tokens))
 
 
-def test_the_loss_to_targets_is_linear_in_them() -> None:
+@trained_or_not
+def test_the_loss_to_targets_is_linear_in_them(trained: bool) -> None:
     features, weight, generator = draw()
+    wanted = [features, weight.requires_grad_()] if trained else [features]
     targets = torch.randn(N, V, generator=generator)  # negative ones too, and of any sum
     own = readout.target_loss(features, weight, targets.clone())
-    check(features, own, -(targets * functional.log_softmax(features @ weight.T, -1)).sum() / N)
+    check(wanted, own, -(targets * functional.log_softmax(features @ weight.T, -1)).sum() / N)
 
 
 def test_large_logits_do_not_overflow() -> None:
@@ -55,3 +65,18 @@ def test_large_logits_do_not_overflow() -> None:
     own = readout.token_loss(features, 1e3 * weight, torch.zeros(N, dtype=torch.int64))
     assert own.isfinite()
     assert torch.autograd.grad(own, features)[0].isfinite().all()
+
+
+def test_a_transformer_learns_the_same_with_losses_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.random.default_rng(0).integers(0, 40, 400).astype(np.int32)
+    sequences = tokens[:32].reshape(4, 8)
+    states, losses = [], []
+    for large in (41, 40):
+        monkeypatch.setattr(transformer, "LARGE", large)
+        student = transformer.Transformer(CONFIG, seed=0)
+        student.finetune(tokens, steps=5, seed=1)
+        states.append(student.state())
+        losses.append(float(student._target_loss(sequences, torch.full((4, 8, 40), 1 / 40)).detach()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    for name, value in states[0].items():
+        np.testing.assert_allclose(states[1][name], value, rtol=0, atol=1e-3)
