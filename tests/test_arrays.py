@@ -131,6 +131,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 SOUND = dump_arrays(ARRAYS, METADATA)
 
 
+@pytest.mark.slow
 @settings(max_examples=2000)
 @given(
     st.lists(st.tuples(st.integers(0, len(SOUND) - 1), st.binary(max_size=3)), min_size=1, max_size=4),

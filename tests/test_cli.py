@@ -99,6 +99,7 @@ def test_data_fetches_by_name(
     assert "is corrupt" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_reproduce_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     result = run_json(capsys, "reproduce", "refinement", "--out", str(tmp_path / "new" / "folder"))
     assert set(result["rows"][0]) >= COLUMNS["refinement"]

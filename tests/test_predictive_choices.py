@@ -148,12 +148,13 @@ def test_a_payload_against_a_prior_needs_it() -> None:
         CODEC.reader(payload, replace(plan, prior=None)).check()
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_random_and_adversarial_blocks(count: int) -> None:
     """The command `python benchmarks/budget.py` tries a hundred thousand."""
     assert try_blocks((count, 0, count))["predictive"] > count / 3
 
 
+@pytest.mark.slow
 def test_without_numba_the_bytes_are_the_same() -> None:
     """The kernels as plain Python: what a site without numba sends."""
     assert without_numba("tests.test_predictive_choices", "small") == small()

@@ -28,6 +28,7 @@ def test_claims_can_fail() -> None:
     assert not any(claim.holds for claim in REPRODUCTIONS["fig2"].claims(swapped)[:3])
 
 
+@pytest.mark.slow
 def test_claims_about_labels_can_fail() -> None:
     labels = REPRODUCTIONS["labels"]
     rows = labels.simulate(0, lambda: None)

@@ -191,6 +191,7 @@ def test_trim_must_leave_a_node() -> None:
         Trimmed(trim=-1)
 
 
+@pytest.mark.slow
 def test_mixture_takes_a_uniform_errors_bias_out() -> None:
     """One rare token coded coarsely, 20,000 copies: its probability comes back, uncorrected it does not."""
     rng = np.random.default_rng(3)

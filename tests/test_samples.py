@@ -594,6 +594,7 @@ def test_nothing_sent_is_the_prior() -> None:
     assert part.noise > 0
 
 
+@pytest.mark.slow
 def test_without_numba_the_bytes_are_the_same() -> None:
     """The kernels as plain Python: what a site without numba sends."""
     assert without_numba("tests.test_samples", "small") == small()

@@ -82,6 +82,7 @@ def test_sixteen_bits_are_the_nearest_and_too_large_ones_are_said() -> None:
         rounded({"w": np.array([1.0, -1e5], np.float32)}, 16)
 
 
+@pytest.mark.slow
 def test_hostile_bytes_are_refused_and_allocate_nothing() -> None:
     old = {"w": RNG.normal(0, 1, 500).astype(np.float32)}
     new = {"w": old["w"] + np.float32(0.01)}

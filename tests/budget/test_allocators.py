@@ -82,6 +82,7 @@ def scipy_bits(case: dict[str, Any]) -> tuple[float, bool]:
     return objective(found.x * unit, case["weights"], case["vocab"]).total, bool(found.success and feasible)
 
 
+@pytest.mark.slow
 def test_no_worse_than_a_scipy_solver_on_1000_random_instances() -> None:
     rng = np.random.default_rng(3)
     agreed = 0

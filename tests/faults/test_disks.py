@@ -129,6 +129,7 @@ def test_a_run_goes_on_identically_from_the_file_before(
     assert "going on from the one before it" in caplog.text
 
 
+@pytest.mark.slow
 def test_nodes_that_are_a_round_ahead_send_the_same_frames_again(config_file: Path) -> None:
     """Killed in round 3 after the nodes had answered, and the checkpoint of round 2 is damaged."""
     expected = finished(config_file, "undisturbed")
@@ -250,6 +251,7 @@ def test_a_model_whose_bits_have_changed_is_not_opened(tmp_path: Path) -> None:
     assert read_arrays(path)[1] == {"kind": "ngram"}
 
 
+@pytest.mark.slow
 def test_with_json_too_a_damaged_state_is_said(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = config_file.parent / "run"
     text = config_file.read_text().replace("rounds = 3", "rounds = 2").replace("steps = 60", "steps = 2")

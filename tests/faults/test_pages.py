@@ -94,6 +94,7 @@ def test_a_link_is_not_followed_out_of_the_folder(tmp_path: Path) -> None:
     assert "hunter2" not in json.dumps(state.run("other"))
 
 
+@pytest.mark.slow
 def test_a_folder_edited_by_hand_is_said_to_be_so(tmp_path: Path) -> None:
     folders = {file: run_folder(tmp_path / f"runs/edited-{number}") for number, file in enumerate(EDITS)}
     with serve(tmp_path / "runs") as served:

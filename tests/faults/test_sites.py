@@ -94,6 +94,7 @@ def test_a_torn_last_line_of_the_ledger_is_cut_and_a_damaged_one_stops_the_site(
             Ledger(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2\nquorum = 2")])
     file = deployment.node_files[1]
@@ -128,6 +129,7 @@ def test_no_detail_of_an_error_leaves_a_site(tmp_path: Path) -> None:
     assert "ward-3" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_nodes_app_is_the_installed_one_whatever_is_served(tmp_path: Path) -> None:
     """As Flower's process at a site loads an app, in an app folder whose code would leave a trace."""
     (tmp_path / "evil.py").write_text("open('ran', 'w')\nfrom flwr.clientapp import ClientApp\napp = ClientApp()\n")
@@ -146,6 +148,7 @@ def test_the_nodes_app_is_the_installed_one_whatever_is_served(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (70, "")
 
 
+@pytest.mark.slow
 def test_a_site_tells_only_so_many_losses(tmp_path: Path) -> None:
     """A student of an aggregator's choice is a question about the text: its loss is an answer, and counted."""
     deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2\nquorum = 2")])

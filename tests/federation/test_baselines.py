@@ -50,6 +50,7 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_one_round_trains_nothing_twice(config_file: Path, tmp_path: Path, trainings: list[int]) -> None:
     out = tmp_path / "run"
     rows = {row["method"]: row for row in run(changed(config_file, ""), "", out, resume=False)}

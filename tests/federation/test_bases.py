@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from fpld import config as configuration
 from fpld.engines.local.run import run
@@ -37,6 +38,7 @@ def test_nodes_share_a_base_model_where_all_of_it_is_the_same(config_file: Path)
     assert [part.local.steps for part in parts(config)] == [25, 25, 50]
 
 
+@pytest.mark.slow
 def test_a_taught_model_predicts_what_its_teacher_does(config_file: Path, tmp_path: Path) -> None:
     text = config_file.read_text()
     config = changed(

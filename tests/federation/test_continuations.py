@@ -41,6 +41,7 @@ def test_continuations_change_no_result(config_file: Path, tmp_path: Path) -> No
         assert one == other
 
 
+@pytest.mark.slow
 def test_continuations_are_by_the_student_of_their_round(config_file: Path, tmp_path: Path) -> None:
     config_file.write_text(config_file.read_text() + "\n[baselines]\nmethods = []\n")
     assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 V = 300
 WORDS = {

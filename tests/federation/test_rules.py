@@ -33,6 +33,7 @@ def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
     return rows
 
 
+@pytest.mark.slow
 def test_a_rule_ends_where_a_run_with_float32_logits_ends(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

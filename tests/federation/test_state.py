@@ -116,6 +116,7 @@ def timeless(run: Federation) -> list[dict[str, Any]]:
     return [{**line, "seconds": None} for line in run.trace]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=[pytest.mark.slow] * (name != "refinement")) for name in VARIANTS]
 )

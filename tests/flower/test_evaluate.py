@@ -20,6 +20,7 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, di
     return {row["model"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
 
 
+@pytest.mark.slow
 def test_a_node_evaluates_the_student_beside_its_own_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2")])
     home = deployment.node_files[0].parent

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_a_site_is_started_once(deployment: Deployment, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever is second is told who is first; the lock goes with the process, even if it is killed."""
     folder = deployment.node_files[0].parent

@@ -107,6 +107,7 @@ def test_notes_take_what_is_said() -> None:
     assert collect(noted, shape).size == pytest.approx(notes_bytes(*shape), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_learns_weights_and_the_planner_learns_from_the_run(
     capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path
 ) -> None:

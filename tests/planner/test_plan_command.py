@@ -107,6 +107,7 @@ def test_what_is_written_is_what_runs(
     assert more[0]["noise"] < 2 * again.upper.bandwidth / 10
 
 
+@pytest.mark.slow
 def test_measured_curves_are_planned_by(capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path) -> None:
     """A run that measures loss curves gives a forecast; one that does not gives none, and says what would."""
     text = config_file.read_text().replace("[engine]", '[codec]\nname = "predictive"\n\n[engine]')

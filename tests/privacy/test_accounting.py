@@ -28,6 +28,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate", "steps"), SETTINGS)
 def test_epsilon_is_that_of_dp_accounting(noise: float, rate: float, steps: int) -> None:
     """By its distributions themselves, not by its accountant, which ours goes through."""
@@ -84,6 +85,7 @@ def test_noise_is_that_of_dp_accounting() -> None:
     assert noise_for(target, DELTA, rate=rate, steps=steps) == pytest.approx(expected, abs=0.002)
 
 
+@pytest.mark.slow
 def test_steps_compose_whatever_their_order() -> None:
     parts = [Spent(3.0, 0.2, 100), Spent(5.0, 0.3, 40), Spent(3.0, 0.2, 200)]
     together = epsilon(parts, DELTA)

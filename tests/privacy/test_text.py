@@ -35,6 +35,7 @@ def test_every_token_is_in_one_window_of_its_own_document() -> None:
     assert by_window(text).units == len(text.windows)
 
 
+@pytest.mark.slow
 def test_the_sampler_is_poisson() -> None:
     """Every unit by itself with the same chance: numbers of units and of pairs are binomial."""
     count, rate, steps = 40, 0.15, 20_000

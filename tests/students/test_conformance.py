@@ -80,7 +80,10 @@ TABLE = {
 }
 
 
-@pytest.fixture(params=TABLE)
+SLOW = {"huggingface-lora": [pytest.mark.slow]}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, [])) for name in TABLE])
 def row(request: pytest.FixtureRequest) -> Row:
     return TABLE[request.param]
 

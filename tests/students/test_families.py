@@ -14,7 +14,6 @@ from fpld.students.configs import HuggingFaceConfig
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from fpld.students.gradient import use_threads  # noqa: E402
 from fpld.students.huggingface import HuggingFace  # noqa: E402
@@ -22,6 +21,8 @@ from tests.tiny_models import FAMILIES, make_model  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 V = 40
 TEXT = np.tile(np.array([5, 9, 5, 7, 11, 3], np.int32), 40)
@@ -119,6 +120,7 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
         make(tmp_path / "bert")
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     config = transformers.T5Config(vocab_size=V, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")

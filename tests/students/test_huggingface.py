@@ -14,7 +14,6 @@ from fpld.errors import InputError, MissingExtraError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from fpld.students import folders, huggingface  # noqa: E402
 from fpld.students.configs import HuggingFaceConfig  # noqa: E402
@@ -111,6 +110,7 @@ def test_small_parts_give_the_gradient_of_the_whole_minibatch(folder: Path) -> N
         np.testing.assert_allclose(parts.state()[name], array, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_distillation_follows_the_target(folder: Path) -> None:
     teacher, student = make(folder, lora=4), make(folder, lora=4, distill_rate=2e-2)
     teacher.finetune(TEXT, steps=40, seed=0)

@@ -17,6 +17,8 @@ from tests.tiny_models import FAMILIES, make_model
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.slow
+
 VOCAB = 64
 SEQUENCES = np.random.default_rng(0).integers(VOCAB, size=(6, 8))
 CUT = tuple(family for family in FAMILIES if family != "gemma2")  # its logits are capped: it is used as a whole

@@ -45,6 +45,7 @@ def local(finished: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.slow
 def test_it_is_for_this_machine_by_default(local: Served) -> None:
     assert local.url.startswith("http://127.0.0.1:")
     assert local.token is None

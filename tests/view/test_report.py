@@ -55,6 +55,7 @@ def rows_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
     return found
 
 
+@pytest.mark.slow
 def test_a_page_and_its_figures(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     (row,) = rows_of(capsys, "report", str(finished), "--out", str(out))

@@ -118,6 +118,7 @@ def test_transformers_reads_an_exported_student_without_this_package(
         assert said in card
 
 
+@pytest.mark.slow
 def test_an_export_does_not_depend_on_its_place_and_holds_no_private_text(
     llama_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +217,7 @@ def test_tokens_are_drawn_as_often_as_the_student_says() -> None:
     assert two == {2, 3}
 
 
+@pytest.mark.slow
 def test_evaluating_gives_the_numbers_of_the_table(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = {row["model"]: row for row in rows(capsys, "evaluate", finished)}
     table = {row["method"]: row for row in json.loads((finished / "result.json").read_text())}
