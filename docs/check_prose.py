@@ -45,7 +45,6 @@ def pages() -> list[Path]:
     """Return the pages that people wrote."""
     own = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
     made = {ROOT / "docs/reliability.md"}
-    made |= {ROOT / "docs/deploy.md"}
     return [*own, *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path not in made)]
 
 
