@@ -3,10 +3,18 @@
     python -m docs.kept_results rivals runs/rivals       what `fpld run rivals --seeds ...` found
     python -m docs.kept_results adaptive out/results     a study (`make studies`)
 
-What is read, by name: a preset's name: the folder of `fpld run NAME --seeds`; `equal-bytes`, `rules`, `leakage`,
-`attack-targets`, `attack-students`, `codecs`, `labels`: the folder with the command's CSV; `privacy`: that with
-privacy-*.csv; `audits`, `audit-copies`: folders of `fpld audit`; `adaptive`, `refinement`: out/results;
-`speed`, `growth`: out/bench. `make results` then writes the tables.
+What is read, by name:
+
+    a preset's name                                             the folder of `fpld run NAME --seeds`
+    equal-bytes, rules, leakage, attack-targets,
+    attack-students, codecs, labels                             the folder with the command's CSV
+    privacy                                                     that with privacy-*.csv
+    paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
+    audits, audit-copies                                        folders of `fpld audit`
+    adaptive, refinement                                        out/results
+    speed, growth                                               out/bench
+
+`make results` then writes the tables. A file whose rows are rounded says so in a `note`.
 """
 
 from __future__ import annotations
@@ -19,8 +27,11 @@ import os
 import platform
 import statistics
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fpld.paper.reproduce import REPRODUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,6 +158,27 @@ def take_csv(file: str, command: str, seeds: Sequence[int] = (0,)) -> Callable[[
     return lambda folder: {"command": command, "seeds": list(seeds), "rows": read_csv(folder / file)}
 
 
+def take_claims(folder: Path) -> Row:
+    """Return the claims of the paper with our numbers, a row for each."""
+    rows = [
+        {"figure": name, **asdict(claim)}
+        for name, reproduction in REPRODUCTIONS.items()
+        for claim in reproduction.claims(take_figure(name)(folder)["rows"])
+    ]
+    return {"command": "fpld reproduce all", "seeds": [0], "rows": rows}
+
+
+def take_figure(name: str) -> Callable[[Path], Row]:
+    """Return a function that reads the rows of one simulation from what `fpld reproduce all --json` has printed."""
+
+    def found(folder: Path) -> Row:
+        rows = json.loads((folder / "reproduce.json").read_text())["rows"]
+        own = [{key: row[key] for key in row if key != "figure"} for row in rows if row["figure"] == name]
+        return {"command": f"fpld reproduce {name}", "seeds": [0], "rows": own}
+
+    return found
+
+
 def take_rules(folder: Path) -> Row:
     """Return what `python -m benchmarks.rules --json > rules.json` has found, a row for each model."""
     rows, found = [], json.loads((folder / "rules.json").read_text())["rows"]
@@ -216,6 +248,9 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "adaptive": take_study("adaptive"),
     "refinement": take_study("refinement"),
     "rules": take_rules,
+    "paper": take_claims,
+    "paper-stratified": take_figure("stratified"),
+    "paper-labels": take_figure("labels"),
     "speed": take_study("speed"),
     "growth": take_study("growth"),
     "codecs": take_csv("bench-codecs.csv", f"{CODECS} --bits 0.02,0.05,0.1,0.25,0.5,1,2,4"),

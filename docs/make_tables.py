@@ -20,7 +20,7 @@ from docs.kept_results import Row, read
 from docs.table_lines import LINES, run_lines, shortened
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "results-huggingface.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "results-huggingface.md", DOCS / "paper.md")
 OTHERS = "others"  # the name of the place for runs that no page names
 SHORT = "-short"  # the end of a name: the same run, with the best of each rival
 _TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -44,6 +44,7 @@ def source(kept: Row, name: str) -> str:
     if (name not in LINES and len(seeds) > 1) or name in ("equal-bytes", "adaptive", "refinement"):
         said += ": means with standard errors, differences paired by seed"
     text = f"{said}. `{kept['command']}` at {kept['commit']}, {kept['machine']}."
+    text += f" {kept['note']}" if "note" in kept else ""
     return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 

@@ -20,6 +20,7 @@ NAMES = {
     "ensemble": "mixture of the nodes' models (cannot be sent)",
     "fpld": "**fpld**",
 }
+DITHER_SCENES = {"agree": "agree: gain", "tenth": "step/10 apart: gain", "differ": "a step apart: gain"}
 
 
 def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
@@ -242,6 +243,35 @@ def attack_lines(rows: list[Row]) -> list[str]:
     return grid(("attack", *(f"`{name}`" for name in names)), body)
 
 
+def claim_lines(rows: list[Row]) -> list[str]:
+    """Return the claims of the paper, with our numbers next to its own."""
+    body = [[f"`{row['figure']}`", row["statement"], row["paper"], row["measured"]] for row in rows]
+    return grid(("simulation", "claim", "paper", "ours"), body)
+
+
+def dither_lines(rows: list[Row]) -> list[str]:
+    """Return KL with independent and with stratified dither, by the number of nodes."""
+    found = {(row["scene"], row["K"]): row for row in rows}
+    body = []
+    for nodes in (row["K"] for row in rows if row["scene"] == "agree"):
+        agree = found["agree", nodes]
+        gains = [shown(row["ratio"], row["ratio_se"], 2) for row in (found[scene, nodes] for scene in DITHER_SCENES)]
+        body.append([f"{nodes}", f"{agree['kl_independent']:.1e}", f"{agree['kl_stratified']:.1e}", *gains])
+    return grid(("K", "agree: KL, independent", "agree: KL, stratified", *DITHER_SCENES.values()), body)
+
+
+def split_lines(rows: list[Row]) -> list[str]:
+    """Return the noise of sampled labels by total and policy."""
+    found = {(row["total"], row["policy"]): row["noise"] for row in rows}
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    body = []
+    for total in dict.fromkeys(row["total"] for row in rows):
+        own = [found[total, policy] for policy in policies]
+        ratio = found[total, "uniform"] / found[total, "square-root"]
+        body.append([f"{total:g}", *(f"{noise:.2e}" for noise in own), f"{ratio:.2f}"])
+    return grid(("total", *policies, "uniform / square-root"), body)
+
+
 LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "nodes": node_lines,
     "equal-bytes": student_lines,
@@ -256,6 +286,9 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "adaptive": adaptive_lines,
     "refinement": refinement_lines,
     "rules": rule_lines,
+    "paper": claim_lines,
+    "paper-stratified": dither_lines,
+    "paper-labels": split_lines,
     "attack-targets": attack_lines,
     "attack-students": attack_lines,
 }

@@ -23,10 +23,14 @@ def test_tables_are_those_of_the_kept_results(page: Path) -> None:
     assert make_tables.rendered(text) == text, "run make results"
 
 
-def test_no_number_of_the_results_is_typed() -> None:
-    """Outside the tables there are no measured numbers: nothing with a decimal point but learning rates."""
-    text = re.sub(r"<!-- table .*?<!-- end -->", "", (DOCS / "results.md").read_text(), flags=re.DOTALL)
-    assert set(re.findall(r"\d+\.\d+", text)) <= {"2.0", "0.2", "0.02"}
+@pytest.mark.parametrize(
+    ("page", "typed"),
+    [("results.md", {"2.0", "0.2", "0.02"}), ("paper.md", {"0.97", "0.128", "0.1", "0.2", "0.8", "2.5", "1.41"})],
+)
+def test_no_number_of_the_results_is_typed(page: str, typed: set[str]) -> None:
+    """Outside the tables there are no measured numbers: nothing with a decimal point but settings and constants."""
+    text = re.sub(r"<!-- table .*?<!-- end -->", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    assert set(re.findall(r"\d+\.\d+|\d+e-?\d+", text)) <= typed
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "results").glob("*.json")), ids=lambda path: path.stem)
