@@ -12,7 +12,7 @@ What is read, by name:
     paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
     audits, audit-copies                                        folders of `fpld audit`
     adaptive, refinement                                        out/results
-    speed, growth                                               out/bench
+    speed, growth, pretrained-steps                             out/bench
 
 `make results` then writes the tables. A file whose rows are rounded says so in a `note`.
 """
@@ -253,6 +253,7 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "paper-labels": take_figure("labels"),
     "speed": take_study("speed"),
     "growth": take_study("growth"),
+    "pretrained-steps": take_study("pretrained-steps"),
     "codecs": take_csv("bench-codecs.csv", f"{CODECS} --bits 0.02,0.05,0.1,0.25,0.5,1,2,4"),
     "labels": take_csv(
         "bench-codecs.csv", "fpld bench codecs --scene students-1 students-3 large --context-bits 10,30,60,100,300"

@@ -177,6 +177,11 @@ def growth_lines(rows: list[Row]) -> list[str]:
     return grid(("rule", "K", "m", "V", *units), body)
 
 
+def step_lines(rows: list[Row]) -> list[str]:
+    """Return the seconds of each kind of work."""
+    return grid(("step", "seconds for 512 tokens"), [[row["step"], f"{row['seconds']:.1f}"] for row in rows])
+
+
 def adaptive_lines(rows: list[Row]) -> list[str]:
     """Return the ways to share out one total."""
     body = []
@@ -283,6 +288,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "labels": label_lines,
     "speed": speed_lines,
     "growth": growth_lines,
+    "pretrained-steps": step_lines,
     "adaptive": adaptive_lines,
     "refinement": refinement_lines,
     "rules": rule_lines,
