@@ -177,7 +177,7 @@ def spaced(numbers: object) -> str:
 SAID = {
     "Dither": [
         f"h = j * 0x{dither.GOLDEN:X} + a;  h ^= h >> 16;  h *= 0x{dither.MIX_1:X};",
-        f"h ^= b;  h ^= h >> 15;  h *= 0x{dither.MIX_2:X};  h += c",
+        f"h ^= b;  h ^= h >> 15;  h *= 0x{dither.MIX_2:X} h += c;",
         f"Philox4x32-{dither.ROUNDS} with key",
         f"`(v + d) mod {dither.PERMUTATIONS}` of {dither.PERMUTATIONS}",
     ],
