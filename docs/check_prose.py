@@ -24,7 +24,8 @@ LINE = 120  # characters; tables and code may be longer
 RULE, MOST, SHARE = 25, 40, 0.1  # words of a sentence: the rule, the most, and which share of a page may break the rule
 HISTORY = re.compile(
     r"\b(until now|formerly|previously|no longer|used to (?:be|have|do)|since then|has since|in the past|"
-    r"in an? (?:earlier|old|older) version|as it was|not yet been|was changed|has changed|were changed)\b",
+    r"in an? (?:earlier|old|older) version|as it was|not yet|was changed|has changed|were changed|now|anymore|"
+    r"nowadays|at present|until version)\b",
     re.IGNORECASE,
 )
 
