@@ -66,7 +66,7 @@ screenshots: setup browser ## the pictures of pages that the docs show, from a r
 	$(BIN)/python docs/make_screenshots.py
 
 results: setup ## the tables and figures of docs/results.md and README, from the results in docs/results/
-	$(BIN)/python docs/make_tables.py
+	$(BIN)/python -m docs.make_tables
 	$(BIN)/python -m docs.make_figures --kept
 
 studies: setup ## the studies of allocation and refinement, kept under out/results/ (an hour; goes on where it stopped)

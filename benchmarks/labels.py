@@ -7,7 +7,7 @@ as they were trained. For every codec and budget, nodes send real payloads on as
 with equal bits; they are combined by `mixture`, a student is distilled, and evaluated on the held-out text. Contexts,
 draws and minibatches go by each run's seed. Writes labels.csv, labels.png and labels.svg; rows that are in the table
 are kept, so that a study that was stopped goes on, and `--megabytes 10` adds a budget.
-`python docs/make_tables.py --take equal-bytes out` keeps the rows for docs/results.md.
+`python -m docs.kept_results equal-bytes out` keeps the rows for docs/results.md.
 
 Contexts for a budget: sampled labels by the model of `fpld.budget.contexts`; the predictive codec at 0.27 and the
 uniform one at 1.5 bits per coordinate, which in trials taught more than more contexts in fewer bits. A budget that is

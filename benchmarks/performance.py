@@ -53,7 +53,7 @@ def main() -> None:
     for name, found in (("speed", ratios), ("growth", points)):
         kept = {"command": "make bench", "seeds": [0], "rows": found}
         (OUT / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"wrote out/bench/{name}.json: python docs/make_tables.py --take {name} out/bench")
+        print(f"wrote out/bench/{name}.json: python -m docs.kept_results {name} out/bench")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import posixpath
 import re
 import textwrap
 from dataclasses import MISSING, fields
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -150,7 +151,7 @@ def _command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
     inner = [action for action in sub._actions if isinstance(action, argparse._SubParsersAction)]
     yield f"{sub.description}"
     usage = textwrap.dedent(sub.format_usage()).removeprefix("usage: ")
-    yield f"```text\n{usage.rstrip()}\n```"
+    yield f"```{{ .text .wrapped }}\n{usage.rstrip()}\n```"
     rows = []
     for action in sub._actions:
         if action.help is argparse.SUPPRESS or isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
@@ -165,7 +166,15 @@ def _command(name: str, sub: argparse.ArgumentParser) -> Iterator[str]:
             yield f"### {name} {below}"
             yield from _command(f"{name} {below}", each)
     if sub.epilog:
-        yield f"```text\n{sub.epilog.strip()}\n```"
+        yield from _epilog(sub.epilog)
+
+
+def _epilog(text: str) -> Iterator[str]:
+    """Yield what stands below a command's help: its sentences, and its indented lines as blocks."""
+    for block in text.strip().split("\n\n"):
+        for indented, lines in groupby(block.splitlines(), lambda line: line.startswith("  ")):
+            whole = "\n".join(lines)
+            yield f"```{{ .text .wrapped }}\n{textwrap.dedent(whole)}\n```" if indented else whole
 
 
 def _spelt(action: argparse.Action) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import leakage
+from docs.kept_results import read
 from fpld.paper.reproduce import REPRODUCTIONS
 from fpld.paper.reproduce import fig1 as bounds
 from fpld.paper.reproduce import fig2 as policies
@@ -42,18 +42,12 @@ def equal_bytes(rows: list[dict[str, Any]], figure: Figure) -> None:
     axes.legend(frameon=False)
 
 
-def kept(name: str) -> list[dict[str, Any]]:
-    """Return the rows of a kept result."""
-    rows: list[dict[str, Any]] = json.loads((FOLDER.parent / "results" / f"{name}.json").read_text())["rows"]
-    return rows
-
-
 def draw_kept() -> None:
     """Draw what is kept in docs/results/."""
-    save_figure(partial(seeds.draw, kept("rivals")), FOLDER / "rivals", (8.0, 4.2))
-    save_figure(partial(seeds.draw, kept("huggingface")), FOLDER / "huggingface", (8.0, 4.2))
-    save_figure(partial(equal_bytes, kept("equal-bytes")), FOLDER / "equal-bytes", (7.0, 4.2))
-    save_figure(partial(leakage.draw, kept("leakage")), FOLDER / "leakage", (11.0, 3.8))
+    save_figure(partial(seeds.draw, read("rivals")["rows"]), FOLDER / "rivals", (8.0, 4.2))
+    save_figure(partial(seeds.draw, read("huggingface")["rows"]), FOLDER / "huggingface", (8.0, 4.2))
+    save_figure(partial(equal_bytes, read("equal-bytes")["rows"]), FOLDER / "equal-bytes", (7.0, 4.2))
+    save_figure(partial(leakage.draw, read("leakage")["rows"]), FOLDER / "leakage", (11.0, 3.8))
 
 
 def draw_simulations() -> None:

@@ -1,8 +1,8 @@
 """Run the studies of allocation and refinement, and keep what they found under out/results/.
 
-    python experiments/results.py                          both (most of an hour of one core)
-    python experiments/results.py --only adaptive          this one
-    python docs/make_tables.py --take adaptive out/results then keep it for docs/results.md
+    python experiments/results.py                           both (most of an hour of one core)
+    python experiments/results.py --only adaptive           this one
+    python -m docs.kept_results adaptive out/results    then keep it for docs/results.md
 
 A study that was interrupted goes on where it stopped. A changed preset is a new study: its old results are not used.
 """
@@ -236,7 +236,7 @@ def main() -> None:
         command = f"python experiments/results.py --only {name}"
         found = {"command": command, "seeds": list(STUDY_SEEDS), "rows": STUDIES[name]()}
         write_atomic(KEPT / f"{name}.json", (json.dumps(found, indent=1) + "\n").encode())
-        say(f"wrote {(KEPT / name).relative_to(ROOT)}.json: python docs/make_tables.py --take {name} out/results")
+        say(f"wrote {(KEPT / name).relative_to(ROOT)}.json: python -m docs.kept_results {name} out/results")
 
 
 if __name__ == "__main__":

@@ -141,6 +141,35 @@ def test_other_commands_of_a_page_exist(page: Path) -> None:
             assert (ROOT / words[1]).exists() or f'title="{words[1]}"' in page.read_text("utf-8"), words
 
 
+def mentions(file: Path) -> Iterator[list[str]]:
+    """Yield the words of every command that a page names outside its blocks of shell, cut at a redirection."""
+    text = re.sub(r"^```(?!text)\w*.*?\n.*?^```$", "", file.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"^(?: {4}|)((?:fpld|make|python) [a-z-].*)$", text, re.MULTILINE)
+    for span in [
+        *re.findall(r"`((?:fpld|make|python) [^`]+)`", text),
+        *(re.split(r" {2,}| #", line)[0] for line in indented),
+    ]:
+        yield re.split(r" [>|&] ", " ".join(span.split()))[0].split()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "wire.md"], ids=name)  # it has keys of hashes
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    """With their options; what stands for a value of the reader's own is not looked at."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    known = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    for words in mentions(page):
+        if words[0] == "make":
+            assert set(words[1:]) <= targets, words
+        elif words[:2] == ["python", "-m"]:
+            assert words[2] == "fpld" or list(ROOT.glob(f"{words[2].replace('.', '/')}*")), words
+        elif words[0] == "python":
+            assert (ROOT / words[1]).exists() or (page.parent / words[1]).exists(), words
+        elif not words[1].startswith("-"):
+            assert words[1] in known, words  # type: ignore[operator]
+            options = known[words[1]]._option_string_actions  # type: ignore[index]
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= set(options), words
+
+
 def sections() -> dict[str, type[BaseModel]]:
     kinds = {key: (field.annotation, *get_args(field.annotation)) for key, field in Config.model_fields.items()}
     return {

@@ -176,4 +176,5 @@ def test_the_version_of_the_wire_goes_up_with_golden_bytes(codec: str) -> None:
 def test_the_docs_say_which_version_and_which_bytes() -> None:
     assert PAGE.startswith(f"# The wire format, version {wire.VERSION}\n")
     listed = re.findall(r"^\| (\d+) \| ([a-z0-9-]+) \| `([0-9a-f]{64})` \|$", PAGE, re.MULTILINE)
-    assert {(int(version), codec): digest for version, codec, digest in listed} == VERSIONS
+    present = {key: digest for key, digest in VERSIONS.items() if key[0] == wire.VERSION}
+    assert {(int(version), codec): digest for version, codec, digest in listed} == present

@@ -60,6 +60,31 @@ def test_the_site_builds_and_loads_nothing_from_outside(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_pages_from_the_disk_ask_nobody_find_words_and_fit_a_phone(site: Path) -> None:
+    from playwright.sync_api import expect, sync_playwright
+
+    from tests.view.test_browser import PATIENCE, chromium
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium())
+        page, asked, failed = browser.new_page(viewport={"width": 390, "height": 844}), [], []
+        page.set_default_timeout(PATIENCE)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("requestfailed", lambda request: failed.append(request.url))
+        for path in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # which is for servers
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+        page.set_viewport_size({"width": 1400, "height": 900})
+        page.goto((site / "tutorials/codec.html").as_uri())
+        page.locator(".md-search__input").click()
+        page.locator(".md-search__input").press_sequentially("water-filling")
+        expect(page.locator(".md-search-result__item").first).to_be_attached(timeout=PATIENCE)
+        browser.close()
+    assert not failed
+    assert not [address for address in asked if not address.startswith(("file:", "data:", "blob:"))]
+
+
+@pytest.mark.slow
 def test_the_library_page_has_every_public_name(site: Path) -> None:
     page = (ROOT / "docs/reference/api.md").read_text("utf-8")
     assert {f"fpld.{name}" for name in fpld.__all__} <= set(re.findall(r"^::: (\S+)$", page, re.MULTILINE))

@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import math
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from docs import kept_results, make_tables, table_lines
 from fpld.report.seeds import draw, summarize
 
 DOCS = Path(__file__).parent.parent / "docs"
-MADE = runpy.run_path(str(DOCS / "make_tables.py"))
 
 
-@pytest.mark.parametrize("page", MADE["PAGES"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", make_tables.PAGES, ids=lambda page: page.name)
 def test_tables_are_those_of_the_kept_results(page: Path) -> None:
     text = page.read_text()
     assert "<!-- table " in text
-    assert MADE["rendered"](text) == text, "run python docs/make_tables.py"
+    assert make_tables.rendered(text) == text, "run make results"
 
 
-def test_no_number_of_the_results_is_typed() -> None:
-    """Outside the tables there are no measured numbers: nothing with a decimal point but learning rates."""
-    text = re.sub(r"<!-- table .*?<!-- end -->", "", (DOCS / "results.md").read_text(), flags=re.DOTALL)
-    assert set(re.findall(r"\d+\.\d+", text)) <= {"2.0", "0.2", "0.02"}
+@pytest.mark.parametrize(
+    ("page", "typed"),
+    [("results.md", {"2.0", "0.2", "0.02"}), ("paper.md", {"0.97", "0.128", "0.1", "0.2", "0.8", "2.5", "1.41"})],
+)
+def test_no_number_of_the_results_is_typed(page: str, typed: set[str]) -> None:
+    """Outside the tables there are no measured numbers: nothing with a decimal point but settings and constants."""
+    text = re.sub(r"<!-- table .*?<!-- end -->", "", (DOCS / page).read_text(), flags=re.DOTALL)
+    assert set(re.findall(r"\d+\.\d+|\d+e-?\d+", text)) <= typed
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "results").glob("*.json")), ids=lambda path: path.stem)
@@ -39,7 +42,7 @@ def test_every_kept_result_says_where_it_is_from(path: Path) -> None:
         assert each.get("machine") or each["where"]
     if "rows" in kept:
         assert kept["seeds"]
-        assert any(MADE["source"](kept, path.stem) in page.read_text() for page in MADE["PAGES"])
+        assert any(make_tables.source(kept, path.stem) in page.read_text() for page in make_tables.PAGES)
 
 
 def test_one_more_kept_run_is_one_more_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,8 +50,8 @@ def test_one_more_kept_run_is_one_more_table(tmp_path: Path, monkeypatch: pytest
         (tmp_path / path.name).write_text(path.read_text())
     found = json.loads((DOCS / "results/wikipedia.json").read_text())
     (tmp_path / "uniform.json").write_text(json.dumps(found | {"command": "fpld run uniform"}))
-    monkeypatch.setitem(MADE["table"].__globals__, "KEPT", tmp_path)
-    section = MADE["rendered"]("<!-- table others -->\n<!-- end -->\n").partition("{#uniform}")[2]
+    monkeypatch.setattr(kept_results, "KEPT", tmp_path)
+    section = make_tables.rendered("<!-- table others -->\n<!-- end -->\n").partition("{#uniform}")[2]
     assert "| **fpld** |" in section
     assert "`fpld run uniform` at " in section
 
@@ -56,7 +59,7 @@ def test_one_more_kept_run_is_one_more_table(tmp_path: Path, monkeypatch: pytest
 def test_a_run_of_one_seed_has_no_error_bar() -> None:
     nothing = math.nan
     row = {"method": "fpld", "heldout_loss": 3.0, "heldout_se": nothing, "behind": 0.0, "behind_se": nothing}
-    (line,) = MADE["run_lines"]([row | {"uplink_bytes": 2_000_000, "downlink_bytes": 0}])[2:]
+    (line,) = table_lines.run_lines([row | {"uplink_bytes": 2_000_000, "downlink_bytes": 0}])[2:]
     assert line == "| **fpld** | 3.000 |  | 2.00 MB | 0 |"
 
 
@@ -162,12 +165,15 @@ def test_students_at_equal_bytes_are_paired_by_seed(tmp_path: Path) -> None:
     ]
     columns = "run,codec,megabytes,seed,uplink_bytes,contexts,context_bits,heldout_loss"
     (tmp_path / "labels.csv").write_text("\n".join([columns, *lines]))
-    found = MADE["take_students"](tmp_path)
+    found = kept_results.take_students(tmp_path)
     first, second = found["rows"]
     assert (found["seeds"], first["codec"], second["codec"]) == ([0, 1], "samples", "predictive")
     assert (second["heldout_loss"], second["heldout_se"]) == pytest.approx((3.25, 0.15))
     assert (second["behind"], second["behind_se"]) == pytest.approx((0.15, 0.05))
-    assert MADE["student_lines"](found["rows"])[3] == "| 2 MB | `predictive` | 1,001 | 3.250 ± 0.150 | +0.150 ± 0.050 |"
+    assert (
+        table_lines.student_lines(found["rows"])[3]
+        == "| 2 MB | `predictive` | 1,001 | 3.250 ± 0.150 | +0.150 ± 0.050 |"
+    )
 
 
 def _loss(row: dict[str, Any]) -> float:

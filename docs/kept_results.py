@@ -1,0 +1,277 @@
+"""Keep in docs/results/ what commands have found: command, commit, machine, seeds and rows, as JSON.
+
+    python -m docs.kept_results rivals runs/rivals       what `fpld run rivals --seeds ...` found
+    python -m docs.kept_results adaptive out/results     a study (`make studies`)
+
+What is read, by name:
+
+    a preset's name                                             the folder of `fpld run NAME --seeds`
+    equal-bytes, rules, leakage, attack-targets,
+    attack-students, codecs, labels                             the folder with the command's CSV
+    privacy                                                     that with privacy-*.csv
+    paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
+    audits, audit-copies                                        folders of `fpld audit`
+    adaptive, refinement                                        out/results
+    speed, growth, pretrained-steps                             out/bench
+
+`make results` then writes the tables. A file whose rows are rounded says so in a `note`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpld.paper.reproduce import REPRODUCTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+KEPT = Path(__file__).parent / "results"
+ORDER = ("samples", "predictive", "uniform")
+
+Row = dict[str, Any]
+
+
+def read(name: str) -> Row:
+    """Return a kept result."""
+    kept: Row = json.loads((KEPT / f"{name}.json").read_text())
+    return kept
+
+
+def take(name: str, folder: Path) -> None:
+    """Keep what a command has found, with the commit of the checkout that its folder lies in and the machine."""
+    asked = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=True)
+    found = TAKEN[name](folder) if name in TAKEN else take_runs(name, folder)
+    kept = {"command": found.pop("command"), "commit": commit.stdout.strip(), "machine": machine(), **found}
+    KEPT.mkdir(exist_ok=True)
+    (KEPT / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def machine() -> str:
+    """Return this machine in a few words: cores, processor, whether there is a GPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        processor = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        processor = platform.processor() or platform.machine()
+    gpu = "a GPU" if Path("/dev/nvidia0").exists() else "no GPU"
+    return f"{os.cpu_count()} cores ({processor}), {gpu}"
+
+
+def take_runs(name: str, folder: Path) -> Row:
+    """Return what `fpld run --seeds` has found."""
+    found: Row = json.loads((folder / "seeds.json").read_text())
+    return {"command": f"fpld run {name} --seeds {','.join(map(str, found['seeds']))}", **found}
+
+
+def take_nodes(folder: Path) -> Row:
+    """Return means over seeds of what a federation of models that differ brought each node."""
+    found: Row = json.loads((folder / "seeds.json").read_text())
+    rows: dict[str, list[Row]] = {}
+    for seed in found["seeds"]:
+        run = folder / f"seed-{seed}"
+        table = {row["method"]: row["heldout_loss"] for row in json.loads((run / "result.json").read_text())}
+        for row in json.loads((run / "own.json").read_text()):
+            rows.setdefault(row["node"], []).append(row | {"longer_all": table[f"alone longer: {row['node']}"]})
+    means = []
+    for node, runs in rows.items():
+        mean: Row = {"node": node}
+        for name in ("alone", "own", "alone_all", "longer_all", "own_all"):
+            mean[name], mean[f"{name}_se"] = mean_and_error([run[name] for run in runs])
+        gains = [run["alone_all"] - run["own_all"] for run in runs]
+        mean["least_gain"] = min(gains)
+        means.append(mean)
+    listed = ",".join(map(str, found["seeds"]))
+    return {"command": f"fpld run heterogeneous-models --seeds {listed}", "seeds": found["seeds"], "rows": means}
+
+
+def take_students(folder: Path) -> Row:
+    """Return means over seeds of students at equal bytes, and how far a codec is behind `samples`, paired by seed."""
+    rows = read_csv(folder / "labels.csv")
+    losses = {(float(row["megabytes"]), row["codec"], int(row["seed"])): float(row["heldout_loss"]) for row in rows}
+    seeds = sorted({seed for *_, seed in losses})
+    means = []
+    for size, codec in sorted(
+        {(size, codec) for size, codec, _ in losses}, key=lambda key: (key[0], ORDER.index(key[1]))
+    ):
+        own = [losses[size, codec, seed] for seed in seeds]
+        behind = [loss - losses[size, "samples", seed] for loss, seed in zip(own, seeds, strict=True)]
+        contexts = {int(row["contexts"]) for row in rows if (float(row["megabytes"]), row["codec"]) == (size, codec)}
+        found = {"megabytes": size, "codec": codec, "contexts": max(contexts)}
+        found |= dict(zip(("heldout_loss", "heldout_se"), mean_and_error(own), strict=True))
+        means.append(found | dict(zip(("behind", "behind_se"), mean_and_error(behind), strict=True)))
+    runs = " ".join(f"runs/rivals/seed-{seed}" for seed in seeds)
+    return {"command": f"python -m benchmarks.labels {runs}", "seeds": seeds, "rows": means}
+
+
+def take_privacy(folder: Path) -> Row:
+    """Return what federations with several promises have found."""
+    rows = [row for path in sorted(folder.glob("privacy-*.csv")) for row in read_csv(path)]
+    command = "python -m benchmarks.privacy --epsilons inf,8,3,1` and `--preset private-hospitals --epsilons inf,8"
+    return {"command": command, "seeds": list(range(int(rows[0]["runs"]))), "rows": rows}
+
+
+def take_audits(folder: Path) -> Row:
+    """Return, for each audit, what its best attack has shown."""
+    rows, seeds = [], []
+    for path in sorted(folder.glob("seed-*/audit.json")):
+        found = json.loads(path.read_text())
+        seeds.append(int(path.parent.name.removeprefix("seed-")))
+        rows.append(
+            {
+                "seed": seeds[-1],
+                "epsilon_lower": max(row["epsilon_lower"] for row in found),
+                "epsilon_upper": found[0]["epsilon_upper"],
+                "aucs": [min(row["auc"] for row in found), max(row["auc"] for row in found)],
+                "tpr": max(row["tpr_at_1_percent"] for row in found),
+            }
+        )
+    command = "fpld audit audit --epsilon 3 --seed N --out runs/audits/seed-N"
+    return {"command": command, "seeds": seeds, "rows": rows}
+
+
+def take_copies(folder: Path) -> Row:
+    """Return what an audit with repeated canaries has found."""
+    copies = json.loads((folder / "canaries.json").read_text())["copies"]
+    command = f"fpld audit audit --copies {copies} --out runs/audit"
+    return {"command": command, "seeds": [0], "rows": json.loads((folder / "audit.json").read_text())}
+
+
+def take_study(name: str) -> Callable[[Path], Row]:
+    """Return a function that reads what a study has written: its command, seeds and rows."""
+    return lambda folder: json.loads((folder / f"{name}.json").read_text())  # type: ignore[no-any-return]
+
+
+def take_csv(file: str, command: str, seeds: Sequence[int] = (0,)) -> Callable[[Path], Row]:
+    """Return a function that reads the CSV of a command."""
+    return lambda folder: {"command": command, "seeds": list(seeds), "rows": read_csv(folder / file)}
+
+
+def take_claims(folder: Path) -> Row:
+    """Return the claims of the paper with our numbers, a row for each."""
+    rows = [
+        {"figure": name, **asdict(claim)}
+        for name, reproduction in REPRODUCTIONS.items()
+        for claim in reproduction.claims(take_figure(name)(folder)["rows"])
+    ]
+    return {"command": "fpld reproduce all", "seeds": [0], "rows": rows}
+
+
+def take_figure(name: str) -> Callable[[Path], Row]:
+    """Return a function that reads the rows of one simulation from what `fpld reproduce all --json` has printed."""
+
+    def found(folder: Path) -> Row:
+        rows = json.loads((folder / "reproduce.json").read_text())["rows"]
+        own = [{key: row[key] for key in row if key != "figure"} for row in rows if row["figure"] == name]
+        return {"command": f"fpld reproduce {name}", "seeds": [0], "rows": own}
+
+    return found
+
+
+def take_rules(folder: Path) -> Row:
+    """Return what `python -m benchmarks.rules --json > rules.json` has found, a row for each model."""
+    rows, found = [], json.loads((folder / "rules.json").read_text())["rows"]
+    for corpus, seed in dict.fromkeys((row["corpus"], row["seed"]) for row in found):
+        own = [row for row in found if (row["corpus"], row["seed"]) == (corpus, seed)]
+        nodes = min(row["heldout_loss"] for row in own if row["method"].startswith("node: "))
+        key = {"corpus": corpus, "seed": int(seed)}
+        for row in own:
+            if row["student_loss"] is not None:
+                at = key | {"round": row["round"], "rule": row["method"]}
+                rows.append(at | {"model": "ensemble", "heldout_loss": row["heldout_loss"]})
+                rows.append(at | {"model": "student", "heldout_loss": row["student_loss"]})
+        base = next(row["heldout_loss"] for row in own if row["method"] == "base")
+        for model, loss in (("base", base), ("best node", nodes)):
+            rows.append(key | {"round": 1, "rule": None, "model": model, "heldout_loss": loss})
+    seeds = sorted({row["seed"] for row in rows})
+    command = f"python -m benchmarks.rules --seeds {','.join(map(str, seeds))}"
+    return {"command": f"{command} --rules mean,trimmed,median,mixture", "seeds": seeds, "rows": rows}
+
+
+def take_attacks(folder: Path) -> Row:
+    """Return students under attack: means over seeds, and how much worse they are than with honest nodes."""
+    rows = read_csv(folder / "attacks.csv")
+    seeds = sorted({int(row["seed"]) for row in rows})
+    nats = {(int(row["seed"]), row["attack"], row["rule"]): float(row["nats"]) for row in rows}
+    cells = list(dict.fromkeys((attack, rule) for _, attack, rule in nats))
+    means = [
+        {
+            "attack": attack,
+            "rule": rule,
+            "nats": statistics.mean(nats[seed, attack, rule] for seed in seeds),
+            "worse": statistics.mean(nats[seed, attack, rule] - nats[seed, "none", rule] for seed in seeds),
+        }
+        for attack, rule in cells
+    ]
+    command = "python -m benchmarks.byzantine --out out --seed N --rules guarded,mixture,mean"
+    return {"command": command, "seeds": seeds, "rows": means}
+
+
+def read_csv(path: Path) -> list[Row]:
+    """Return the rows of a CSV, numbers as numbers."""
+    with path.open(newline="") as file:
+        return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def _number(text: str) -> float | str | None:
+    """Return a number of a table, None where it is missing or infinite, which JSON has not; words as they are."""
+    try:
+        number = float(text or "inf")
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else None
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    """Return a mean and its standard error."""
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+CODECS = "fpld bench codecs --peers benchmarks.peers --scene gaussian zipf zipf-peaked students-1 students-3"
+TAKEN: dict[str, Callable[[Path], Row]] = {
+    "nodes": take_nodes,
+    "equal-bytes": take_students,
+    "privacy": take_privacy,
+    "audits": take_audits,
+    "audit-copies": take_copies,
+    "adaptive": take_study("adaptive"),
+    "refinement": take_study("refinement"),
+    "rules": take_rules,
+    "paper": take_claims,
+    "paper-stratified": take_figure("stratified"),
+    "paper-labels": take_figure("labels"),
+    "speed": take_study("speed"),
+    "growth": take_study("growth"),
+    "pretrained-steps": take_study("pretrained-steps"),
+    "codecs": take_csv("bench-codecs.csv", f"{CODECS} --bits 0.02,0.05,0.1,0.25,0.5,1,2,4"),
+    "labels": take_csv(
+        "bench-codecs.csv", "fpld bench codecs --scene students-1 students-3 large --context-bits 10,30,60,100,300"
+    ),
+    "leakage": take_csv("leakage.csv", "python -m benchmarks.leakage runs/audit --out out"),
+    "attack-targets": take_csv("targets.csv", "python -m benchmarks.byzantine --out out --targets"),
+    "attack-students": take_attacks,
+}
+
+
+def main() -> None:
+    """Keep a result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="of the result")
+    parser.add_argument("folder", type=Path, help="that the command has written")
+    given = parser.parse_args()
+    take(given.name, given.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The lines of each table of results, from the rows that are kept."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from docs.kept_results import Row
+
+NAMES = {
+    "base": "base model, before the federation",
+    "best node alone": "best node alone",
+    "pooled": "all text pooled, as many steps as one node",
+    "fedavg": "FedAvg, float32",
+    "fedavg-1bit": "FedAvg, one bit per weight",
+    "flora": "FLoRA, float32",
+    "ensemble": "mixture of the nodes' models (cannot be sent)",
+    "fpld": "**fpld**",
+}
+DITHER_SCENES = {"agree": "agree: gain", "tenth": "step/10 apart: gain", "differ": "a step apart: gain"}
+
+
+def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    return ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body)]
+
+
+def shown(value: float, error: float | None, digits: int = 3, sign: str = "") -> str:
+    """Write a number with its standard error."""
+    text = f"{value:{sign}.{digits}f}"
+    return text if error is None or math.isnan(error) else f"{text} ± {error:.{digits}f}"
+
+
+def run_lines(rows: list[Row]) -> list[str]:
+    """Return the lines of methods side by side."""
+    rows = sorted(rows, key=lambda row: -row["heldout_loss"])
+    body = [
+        [
+            label(row),
+            shown(row["heldout_loss"], row["heldout_se"]),
+            "" if row["method"] == "fpld" else shown(row["behind"], row["behind_se"], sign="+"),
+            size(row["uplink_bytes"]),
+            size(row["downlink_bytes"]),
+        ]
+        for row in rows
+    ]
+    head = ["method", "nats per token", "behind fpld", "uplink", "downlink"]
+    if any(row.get("windows_se") for row in rows):  # an error that has windows of text as units, not seeds
+        for line, row in zip(body, rows, strict=True):
+            line.insert(3, "" if row.get("windows_se") is None else f"{row['windows_se']:.3f}")
+        head.insert(3, "error by windows")
+    return grid(head, body)
+
+
+def node_lines(rows: list[Row]) -> list[str]:
+    """Return what a federation brought each node: its own model's loss before and after."""
+    names = "alone", "own", "alone_all", "longer_all", "own_all"
+    body = [[row["node"], *(shown(row[name], row[f"{name}_se"]) for name in names)] for row in rows]
+    head = ("own text: alone", "own text: after", "all texts: alone", "all texts: alone, as long", "all texts: after")
+    return grid(("node", *head), body)
+
+
+def shortened(rows: list[Row]) -> list[Row]:
+    """Return the rows of a run with each rival at its best number of rounds."""
+    kinds: dict[str, Row] = {}
+    for row in rows:
+        kind = row["method"].partition(", ")[0]
+        kinds[kind] = min(kinds.get(kind, row), row, key=lambda each: each["heldout_loss"])
+    return list(kinds.values())
+
+
+def student_lines(rows: list[Row]) -> list[str]:
+    """Return the lines of students at equal bytes."""
+    body = []
+    for row in rows:
+        behind = "" if row["codec"] == "samples" else shown(row["behind"], row["behind_se"], sign="+")
+        loss = shown(row["heldout_loss"], row["heldout_se"])
+        body.append([f"{row['megabytes']:g} MB", f"`{row['codec']}`", f"{row['contexts']:,}", loss, behind])
+    return grid(("uplink of all nodes", "codec", "contexts", "nats per token", "behind `samples`"), body)
+
+
+def privacy_lines(rows: list[Row]) -> list[str]:
+    """Return the lines of federations with several promises."""
+    body = []
+    for row in rows:
+        losses = [f"{row[name]:.4f}" for name in ("base", "best_alone", "mean_alone", "fpld")]
+        promise = "none" if row["epsilon"] is None else f"{row['epsilon']:g}"
+        body.append([f"`{row['preset']}`", row["unit"], promise, *losses])
+    return grid(("preset", "unit", "epsilon", "base", "best node alone", "nodes alone, mean", "student"), body)
+
+
+def audit_lines(rows: list[Row]) -> list[str]:
+    """Return the lines of audits."""
+    body = []
+    for row in rows:
+        low, high = row["aucs"]
+        bounds = [f"{row['epsilon_lower']:.2f}", f"{row['epsilon_upper']:.2f}"]
+        body.append([f"{row['seed']}", *bounds, f"{low:.2f} to {high:.2f}", f"{row['tpr']:.2f}"])
+    return grid(("seed", "epsilon at least", "epsilon at most", "AUC of the attacks", "best TPR at 1 % FPR"), body)
+
+
+def copies_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each attack of an audit."""
+    body = [
+        [
+            row["canaries"],
+            row["attack"],
+            f"{row['auc']:.2f} ({row['auc_low']:.2f} to {row['auc_high']:.2f})",
+            f"{row['tpr_at_1_percent']:.2f} ({row['tpr_low']:.2f} to {row['tpr_high']:.2f})",
+            f"{row['epsilon_lower']:.1f}",
+        ]
+        for row in rows
+    ]
+    return grid(("canaries", "attack", "AUC (95 %)", "TPR at 1 % FPR (95 %)", "epsilon at least"), body)
+
+
+def leakage_lines(rows: list[Row]) -> list[str]:
+    """Return the AUC of each attack by codec and bits."""
+    panels = (("probe", "labels"), ("probe", "surrogate"), ("text", "surrogate"))
+    found = {(row["codec"], row["context_bits"], row["canaries"], row["attack"]): row["auc"] for row in rows}
+    sent = sorted({(codec, bits) for codec, bits, *_ in found}, key=lambda pair: (-pair[1], pair[0]))
+    body = [[f"`{codec}`", f"{bits:,g}", *(f"{found[codec, bits, *p]:.2f}" for p in panels)] for codec, bits in sent]
+    return grid(("codec", "bits per context", *(f"{kind} canaries, by {attack}" for kind, attack in panels)), body)
+
+
+def codec_lines(rows: list[Row]) -> list[str]:
+    """Return KL by codec and bits; a dash where the budget is below what the codec needs."""
+    budgets = sorted({row["bits"] for row in rows})
+    found = {(row["codec"], row["bits"]): row["kl"] for row in rows}
+    names = list(dict.fromkeys(row["codec"] for row in rows))
+    body = []
+    for name in names:
+        cells = [found.get((name, bits)) for bits in budgets]
+        body.append([f"`{name}`" if name != "limit" else name, *("-" if kl is None else f"{kl:.2g}" for kl in cells)])
+    return grid(("codec", *(f"{bits:g}" for bits in budgets)), body)
+
+
+def label_lines(rows: list[Row]) -> list[str]:
+    """Return noise and slope of the mean target by codec and bits per context."""
+    budgets = sorted({row["context_bits"] for row in rows})
+    found = {(row["scene"], row["codec"], row["context_bits"]): row for row in rows}
+    body = []
+    for scene, codec in dict.fromkeys((row["scene"], row["codec"]) for row in rows):
+        own = [found.get((scene, codec, bits), {"noise": None}) for bits in budgets]
+        cells = ["-" if r["noise"] is None else f"{r['noise']:.2g}; {shown(r['slope'], r['slope_se'])}" for r in own]
+        body.append([scene, f"`{codec}`", *cells])
+    return grid(("scene", "codec", *(f"{bits:g}" for bits in budgets)), body)
+
+
+def speed_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each codec and budget, a column for each operation."""
+    operations = list(dict.fromkeys(row["operation"] for row in rows))
+    found = {(*_budget(row), row["operation"]): row["ratio"] for row in rows}
+    body = []
+    for codec, bits in dict.fromkeys(_budget(row) for row in rows):
+        cells = [found.get((codec, bits, operation)) for operation in operations]
+        body.append([f"`{codec}`", bits, *("" if ratio is None else f"{ratio:.2g}" for ratio in cells)])
+    return grid(("codec", "bits", *operations), body)
+
+
+def _budget(row: Row) -> tuple[str, str]:
+    bits, per = row.get("bits"), row.get("context_bits")
+    return row["codec"], f"{bits:g}" if bits is not None else f"{per:g} per context"
+
+
+def growth_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each size of a round."""
+    names = ("coding_ms", "checking_ms", "combining_ms", "processor_ms", "all_seconds", "frames_mb", "peak_mb")
+    body = [
+        [row["rule"], *(f"{row[name]:,}" for name in ("nodes", "contexts", "vocab")), *(f"{row[n]:g}" for n in names)]
+        for row in rows
+    ]
+    units = ("coding, ms", "checking, ms", "combining, ms", "processor, ms", "all, s", "frames, MB", "peak, MB")
+    return grid(("rule", "K", "m", "V", *units), body)
+
+
+def step_lines(rows: list[Row]) -> list[str]:
+    """Return the seconds of each kind of work."""
+    return grid(("step", "seconds for 512 tokens"), [[row["step"], f"{row['seconds']:.1f}"] for row in rows])
+
+
+def adaptive_lines(rows: list[Row]) -> list[str]:
+    """Return the ways to share out one total."""
+    body = []
+    for row in rows:
+        bits = ", ".join(f"{each:.2f}" for each in row["bits"])
+        values = [shown(row[name], row[f"{name}_se"], 2) for name in ("kl_1e3", "gain")]
+        losses = [
+            shown(row["heldout_loss"], row["heldout_loss_se"], 4),
+            shown(row["behind"], row["behind_se"], 4, "+"),
+        ]
+        body.append([row["allocation"], bits, *values, *losses])
+    head = ("allocation", "bits per coordinate", "KL, 1e-3 nats", "gain over uniform", "nats per token", "to uniform")
+    return grid(head, body)
+
+
+def refinement_lines(rows: list[Row]) -> list[str]:
+    """Return refinement and its rivals round by round."""
+    body = []
+    for row in rows:
+        pairs = zip(row["kl_1e3"], row["kl_1e3_se"], strict=True)
+        kl = [shown(value, error, 2) if value else "0" for value, error in pairs]
+        losses = [
+            shown(row["heldout_loss"], row["heldout_loss_se"], 4),
+            shown(row["behind"], row["behind_se"], 4, "+"),
+        ]
+        body.append([row["models"], row["scheme"], f"{row['bits']:g}", *kl, *losses])
+    rounds = [f"KL {number + 1}" for number in range(len(rows[0]["kl_1e3"]))]
+    return grid(("models", "scheme", "bits a round", *rounds, "nats per token", "to float32"), body)
+
+
+def rule_lines(rows: list[Row]) -> list[str]:
+    """Return the losses of ensembles and students by rule; the best of each in bold."""
+    found = {(r["corpus"], r["seed"], r["round"], r["model"], r["rule"]): r["heldout_loss"] for r in rows}
+    names = list(dict.fromkeys(row["rule"] for row in rows if row["rule"]))
+    body = []
+    for corpus, seed, number in dict.fromkeys((row["corpus"], row["seed"], row["round"]) for row in rows):
+        line = [f"`{corpus}`", f"{seed}", f"{number}"]
+        line += [_cell(found.get((corpus, seed, number, who, None))) for who in ("base", "best node")]
+        for model in ("ensemble", "student"):
+            own = [found.get((corpus, seed, number, model, name)) for name in names]
+            best = min(loss for loss in own if loss is not None)
+            line += [f"**{_cell(loss)}**" if loss == best else _cell(loss) for loss in own]
+        body.append(line)
+    heads = [f"{model}: {name}" for model in ("ensemble", "student") for name in names]
+    return grid(("corpus", "seed", "round", "base", "best node", *heads), body)
+
+
+def _cell(loss: float | None) -> str:
+    return "" if loss is None else f"{loss:.3f}"
+
+
+def attack_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each attack, a column for each rule."""
+    names = list(dict.fromkeys(row["rule"] for row in rows))
+    found = {(row["attack"], row["rule"]): row for row in rows}
+    body = []
+    for attack in dict.fromkeys(row["attack"] for row in rows):
+        cells = [f"`{attack}`"]
+        for name in names:
+            row = found[attack, name]
+            worse = f" ({row['worse']:+.3f})" if "worse" in row and attack != "none" else ""
+            cells.append(f"{row['nats']:.3f}{worse}")
+        body.append(cells)
+    return grid(("attack", *(f"`{name}`" for name in names)), body)
+
+
+def claim_lines(rows: list[Row]) -> list[str]:
+    """Return the claims of the paper, with our numbers next to its own."""
+    body = [[f"`{row['figure']}`", row["statement"], row["paper"], row["measured"]] for row in rows]
+    return grid(("simulation", "claim", "paper", "ours"), body)
+
+
+def dither_lines(rows: list[Row]) -> list[str]:
+    """Return KL with independent and with stratified dither, by the number of nodes."""
+    found = {(row["scene"], row["K"]): row for row in rows}
+    body = []
+    for nodes in (row["K"] for row in rows if row["scene"] == "agree"):
+        agree = found["agree", nodes]
+        gains = [shown(row["ratio"], row["ratio_se"], 2) for row in (found[scene, nodes] for scene in DITHER_SCENES)]
+        body.append([f"{nodes}", f"{agree['kl_independent']:.1e}", f"{agree['kl_stratified']:.1e}", *gains])
+    return grid(("K", "agree: KL, independent", "agree: KL, stratified", *DITHER_SCENES.values()), body)
+
+
+def split_lines(rows: list[Row]) -> list[str]:
+    """Return the noise of sampled labels by total and policy."""
+    found = {(row["total"], row["policy"]): row["noise"] for row in rows}
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    body = []
+    for total in dict.fromkeys(row["total"] for row in rows):
+        own = [found[total, policy] for policy in policies]
+        ratio = found[total, "uniform"] / found[total, "square-root"]
+        body.append([f"{total:g}", *(f"{noise:.2e}" for noise in own), f"{ratio:.2f}"])
+    return grid(("total", *policies, "uniform / square-root"), body)
+
+
+LINES: dict[str, Callable[[list[Row]], list[str]]] = {
+    "nodes": node_lines,
+    "equal-bytes": student_lines,
+    "privacy": privacy_lines,
+    "audits": audit_lines,
+    "audit-copies": copies_lines,
+    "leakage": leakage_lines,
+    "codecs": codec_lines,
+    "labels": label_lines,
+    "speed": speed_lines,
+    "growth": growth_lines,
+    "pretrained-steps": step_lines,
+    "adaptive": adaptive_lines,
+    "refinement": refinement_lines,
+    "rules": rule_lines,
+    "paper": claim_lines,
+    "paper-stratified": dither_lines,
+    "paper-labels": split_lines,
+    "attack-targets": attack_lines,
+    "attack-students": attack_lines,
+}
+
+
+def label(row: Row) -> str:
+    """Name a method for a reader."""
+    method, _, rounds = row["method"].partition(", ")
+    return NAMES.get(method, method) + (f", {rounds}" if rounds else "")
+
+
+def size(count: int) -> str:
+    """Show bytes in megabytes."""
+    return f"{count / 1e6:.2f} MB" if count else "0"
