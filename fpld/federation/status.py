@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, Self
 
-from fpld.errors import FpldError, StorageError
+from fpld.errors import FpldError, StorageError, ran_out
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -82,9 +82,10 @@ class Status:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return "memory ran out: free some, or choose a smaller student, fewer probe contexts or a smaller batch"
-    return str(error) if isinstance(error, FpldError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, FpldError):
+        return str(error)
+    found = ran_out(error)
+    return f"{type(error).__name__}: {error}" if found is None else f"{found.what}: {found.remedy}"
 
 
 def mark_stopped() -> None:

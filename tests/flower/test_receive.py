@@ -156,6 +156,17 @@ def test_pieces_that_never_come_are_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert reason(link) == "its reply was announced, and pieces of it never came"
 
 
+def test_a_node_that_goes_while_it_sends_is_lost_and_not_waited_for() -> None:
+    """It is asked again when it is back: `lost`, not `failed`."""
+    link = Link()
+    link.reply("question 0", answer(b"x", question()))
+    link.objects = dict.fromkeys(link.objects)
+    link.online.clear()
+    found = received(link)
+    assert explain("north", found.error).state == "lost"
+    assert len(link.confirmed) == 1
+
+
 def test_a_slow_reply_holds_up_no_other_and_not_the_deadline() -> None:
     """Of four replies one is never whole: the others are taken at once, and the end is the deadline."""
     link = Link()

@@ -18,10 +18,11 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from fpld.engines.flower.expiry import clock_difference
-from fpld.errors import FpldError, ProtocolError
+from fpld.errors import FpldError, ProtocolError, ran_out
 from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SEAT, CONTACT = "seat.json", "contact"
@@ -73,16 +74,27 @@ def return_at_once(folder: Path) -> None:
     FleetHttpClient.PullMessages = pull_messages  # type: ignore[method-assign, assignment]
 
 
-def hurry() -> None:
+def hurry(longest: float = LONGEST_WAIT) -> None:
     """Let this process look more often for a SuperLink that is away, and for pieces of a message that are on their way.
 
-    Moments stay random. A node hears of a message before its pieces are there: Flower then waits for one second, two,
-    four, at both of its hops.
+    It looks at least every `longest` seconds; moments stay random. A node hears of a message before its pieces are
+    there: Flower then waits for one second, two, four, at both of its hops.
     """
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.supercore.retry import http_retry
+    from flwr.supercore.retry.retry_invoker import RetryInvoker
 
-    http_retry.MAX_RETRY_DELAY = LONGEST_WAIT  # type: ignore[attr-defined]
+    class Invoker(RetryInvoker):
+        """Give up at once when it is this machine that lacks something: nobody else's return would help."""
+
+        def __init__(self, *arguments: Any, should_giveup: Callable[[Exception], bool], **named: Any) -> None:
+            def hopeless(error: Exception) -> bool:
+                return ran_out(error) is not None or should_giveup(error)
+
+            super().__init__(*arguments, should_giveup=hopeless, **named)
+
+    http_retry.RetryInvoker = Invoker  # type: ignore[attr-defined, misc]
+    http_retry.MAX_RETRY_DELAY = min(http_retry.MAX_RETRY_DELAY, longest)  # type: ignore[attr-defined]
     waits = pull_objects.__kwdefaults__ or {}
     if not {"initial_backoff", "backoff_cap"} <= set(waits):
         raise ProtocolError("this version of Flower waits for pieces of messages in another way")
