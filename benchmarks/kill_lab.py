@@ -35,10 +35,10 @@ from tests.flower.conftest import NAMES
 from tests.flower.machines import Machines, rounds
 
 KINDS = ("node", "superlink", "aggregator")
-ROUNDS = 40  # of a federation
+ROUNDS = 24  # of a federation
 LIMIT = 15.0  # seconds in which a kill must have healed
 PATIENCE = 120.0  # seconds after which the lab gives a kill up
-SPAN = 5.0  # seconds, about two rounds: the moment of a kill is uniform over them
+SPAN = 3.0  # seconds, about a round: the moment of a kill is uniform over them
 LAST = 3  # rounds before the end in which nothing is killed any more: there would be no message to wait for
 
 Row = dict[str, Any]
@@ -189,6 +189,7 @@ def main() -> int:
     a = parser.parse_args()
     kept: list[Row] = json.loads(a.json.read_text()) if a.json is not None and a.json.exists() else []
     end = time.time() + 60 * a.minutes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no deployment is left behind
     while time.time() < end:
         rng = random.Random(f"{a.seed}/{len(kept)}")  # noqa: S311 - moments, no secrets
         kinds = left(kept, a.kills, rng)

@@ -27,6 +27,7 @@ WIRE, MACHINES, REFUSALS = "test_wire.py::", "protocol/test_machines.py::", "flo
 CODECS, RUN, CRASH = "test_codecs.py::", "federation/test_run.py::", "federation/test_crash.py::"
 CLAIMS, ANSWERS, PAGES = "faults/test_claims.py::", "faults/test_answers.py::", "faults/test_pages.py::"
 HEALING, OPERATIONS = "flower/test_healing.py::", "flower/test_operations.py::"
+EXHAUSTED = "flower/test_exhausted.py::"
 FAULTS, RECEIVE = "federation/test_faults.py::", "flower/test_receive.py::"
 DISKS, ROUNDS, SITES = "faults/test_disks.py::", "faults/test_rounds.py::", "faults/test_sites.py::"
 
@@ -375,7 +376,26 @@ MORE = (
             OPERATIONS + "test_what_ran_out_is_said",
             OPERATIONS + "test_a_log_that_cannot_be_written_ends_no_run",
         ),
-        "a real deployment on a full disk",
+    ),
+    Row(
+        "a deployment's disk is full, or it has no file handle or no memory left, at either end",
+        "the run ends with what to free and leaves no process behind; --resume comes to the undisturbed result",
+        (
+            EXHAUSTED + "test_the_aggregators_disk_is_full",
+            EXHAUSTED + "test_a_nodes_disk_is_full",
+            EXHAUSTED + "test_the_run_has_no_file_handles_or_memory_left",
+            EXHAUSTED + "test_a_node_has_no_file_handles_or_memory_left",
+        ),
+    ),
+    Row(
+        "a node, the SuperLink or the aggregator is killed at any moment",
+        "it goes on by itself once that is started again, with the same result",
+        ("flower/test_kills.py::test_whatever_is_killed_heals_and_the_result_is_the_same",),
+    ),
+    Row(
+        "a node dies while it sends its answer",
+        "lost, and asked again when it is back",
+        (RECEIVE + "test_a_node_that_goes_while_it_sends_is_lost_and_not_waited_for",),
     ),
     Row(
         "a site is revoked while the run goes on",
@@ -421,6 +441,15 @@ random moments, together with their workers, and resumes them; with `--damage` o
 some bits flipped, its end cut off, emptied, or that of a run with another seed in its place. Students, table and trace
 are compared with those of an undisturbed run, bit for bit.
 """
+LAB = """\
+## Killed deployments
+
+`python -m benchmarks.kill_lab` runs federations of three nodes over Flower on loopback, with TLS and node
+authentication. It kills with SIGKILL at random moments: all processes of a node, the SuperLink, or `fpld aggregator`.
+Nodes and aggregator are started again at once, as systemd does; the aggregator starts the SuperLink itself. It has
+healed when the node that was killed, or else every node, has got a message of the run again. Seconds count from the
+restart, for the SuperLink from the kill. Trace and student are compared with those of an undisturbed run, bit for bit.
+"""
 ATTACKS = """\
 ## Attacks on a real deployment
 
@@ -439,6 +468,14 @@ def measured() -> list[str]:
     for name in ("kills", "damage"):
         if name in found:
             parts += [f"- {_ran(found[name])} **{found[name]['result']}**"]
+    if "lab" in found:
+        parts += ["", LAB, _ran(found["lab"]), "| killed | kills | healed within 15 s | median | worst |"]
+        parts += ["|---|---|---|---|---|"]
+        parts += [
+            f"| {row['killed']} | {row['kills']} | {row['healed within 15 s']} | {row['median']} s | {row['worst']} s |"
+            for row in found["lab"]["rows"]
+        ]
+        parts += ["", f"**{found['lab']['result']}**"]
     if "attacks" in found:
         parts += ["", ATTACKS, _ran(found["attacks"]), "| attack | what happened | |", "|---|---|---|"]
         parts += [

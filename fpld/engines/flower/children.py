@@ -85,7 +85,7 @@ class Children:
         assert self.runner is not None  # noqa: S101 - it has ended
         if code >= 0:
             raise LaunchError(f"the run's process ended: {self.runner.last_words()}; go on with --resume")
-        log.warning("the run's process was killed (%s): starting it again", signal.Signals(-code).name)
+        log.warning("the run's process stopped (%s): starting it again", self.runner.last_words())
         self.runner.stop()
 
     def _bury(self, child: Child) -> None:

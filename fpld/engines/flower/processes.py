@@ -106,7 +106,9 @@ class Child:
         self.process.wait()
 
     def last_words(self) -> str:
-        """Return what its log says about why it stopped: its last error, or else its last lines."""
+        """Return why it stopped: a signal, or what its log says: its last error, or else its last lines."""
+        if (self.process.poll() or 0) < 0:
+            return f"ended by {signal.Signals(-self.process.returncode).name}"
         with self.log.open("rb") as file:
             file.seek(self._from)
             text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", "replace"))
