@@ -379,12 +379,10 @@ MORE = (
     ),
     Row(
         "a deployment's disk is full, or it has no file handle or no memory left, at either end",
-        "the run ends with what to free and leaves no process behind; --resume comes to the undisturbed result",
+        "said, with what to free, and no process stays behind; then it goes on, and comes to the undisturbed result",
         (
-            EXHAUSTED + "test_the_aggregators_disk_is_full",
-            EXHAUSTED + "test_a_nodes_disk_is_full",
-            EXHAUSTED + "test_the_run_has_no_file_handles_or_memory_left",
-            EXHAUSTED + "test_a_node_has_no_file_handles_or_memory_left",
+            EXHAUSTED + "test_an_aggregator_runs_out_of_disk_file_handles_and_memory",
+            EXHAUSTED + "test_a_node_runs_out_of_disk_file_handles_and_memory",
         ),
     ),
     Row(

@@ -8,9 +8,9 @@ what it had asked for is lost.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import os
 import platform
 import sys
 import time
@@ -18,7 +18,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from fpld.engines.flower.expiry import clock_difference
-from fpld.errors import FpldError, ProtocolError, ran_out
+from fpld.errors import SPACE, FpldError, ProtocolError, ran_out
 from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def return_at_once(folder: Path) -> None:
 
     def pull_messages(client: Any, request: Any) -> Any:
         response = pull(client, request)
-        with contextlib.suppress(OSError):  # only for who looks on
-            (folder.parent / CONTACT).touch()
+        _sign(folder.parent / CONTACT)
         return response
 
     def activate(client: Any, request: Any) -> Any:
@@ -72,6 +71,19 @@ def return_at_once(folder: Path) -> None:
 
     FleetHttpClient.ActivateNode = activate  # type: ignore[method-assign, assignment]
     FleetHttpClient.PullMessages = pull_messages  # type: ignore[method-assign, assignment]
+
+
+def _sign(path: Path) -> None:
+    """Write down that the SuperLink was reached; a process that has no file handle left for it ends, to begin anew."""
+    try:
+        with path.open("ab"):
+            os.utime(path)
+    except OSError as error:  # a full disk: this is only for who looks on
+        found = ran_out(error)
+        if found is not None and found is not SPACE:
+            sys.stderr.write(f"ERROR: {found.what}: {found.remedy}\n")
+            sys.stderr.flush()
+            os._exit(1)
 
 
 def hurry(longest: float = LONGEST_WAIT) -> None:
