@@ -15,7 +15,7 @@ import platform
 import sys
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fpld.engines.flower.expiry import clock_difference
 from fpld.errors import SPACE, FpldError, ProtocolError, ran_out
@@ -38,17 +38,33 @@ def return_at_once(folder: Path) -> None:
     """Let the SuperNode of this process sign off what is left of the one before it; the folder remembers its id."""
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest
     from flwr.supernode.fleet_http_client import FleetHttpClient
-    from httpx import HTTPError, HTTPStatusError
+    from httpx import HTTPError, HTTPStatusError, ReadError, ReadTimeout, RemoteProtocolError, TransportError
 
     original = FleetHttpClient.ActivateNode
     if not callable(original):
         raise ProtocolError("this version of Flower signs nodes on in another way")
 
-    pull = FleetHttpClient.PullMessages
+    pull, push = FleetHttpClient.PullMessages, FleetHttpClient.PushObject
+    uncertain: set[tuple[str, str]] = set()
 
     def pull_messages(client: Any, request: Any) -> Any:
-        response = pull(client, request)
+        try:
+            response = pull(client, request)
+        except (ReadError, ReadTimeout, RemoteProtocolError) as error:
+            _leave(f"an answer of the SuperLink got lost ({error!r}), and perhaps a message with it")
         _sign(folder.parent / CONTACT)
+        return response
+
+    def push_object(client: Any, request: Any) -> Any:
+        """Take a piece for stored that a SuperLink refuses the second time: only its first answer was lost."""
+        name = request.session_id, request.object_id
+        try:
+            response = push(client, request)
+        except TransportError:
+            uncertain.add(name)
+            raise
+        response.stored = response.stored or name in uncertain
+        uncertain.discard(name)
         return response
 
     def activate(client: Any, request: Any) -> Any:
@@ -71,6 +87,7 @@ def return_at_once(folder: Path) -> None:
 
     FleetHttpClient.ActivateNode = activate  # type: ignore[method-assign, assignment]
     FleetHttpClient.PullMessages = pull_messages  # type: ignore[method-assign, assignment]
+    FleetHttpClient.PushObject = push_object  # type: ignore[method-assign, assignment]
 
 
 def _sign(path: Path) -> None:
@@ -81,9 +98,14 @@ def _sign(path: Path) -> None:
     except OSError as error:  # a full disk: this is only for who looks on
         found = ran_out(error)
         if found is not None and found is not SPACE:
-            sys.stderr.write(f"ERROR: {found.what}: {found.remedy}\n")
-            sys.stderr.flush()
-            os._exit(1)
+            _leave(f"{found.what}: {found.remedy}")
+
+
+def _leave(why: str) -> NoReturn:
+    """End this SuperNode, which is started anew and signs on again: then what it was asked for is asked again."""
+    sys.stderr.write(f"ERROR: {why}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def hurry(longest: float = LONGEST_WAIT) -> None:
