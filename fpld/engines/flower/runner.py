@@ -24,6 +24,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fpld import config as configuration
 from fpld.engines.flower.children import Job
 from fpld.engines.flower.control import AwayError, Control
+from fpld.engines.flower.headroom import watch_room
 from fpld.engines.flower.identity import PublicKeys
 from fpld.engines.flower.journal import Journal
 from fpld.engines.flower.keys import is_revoked, public_file
@@ -70,6 +71,7 @@ def main() -> None:
     """Do the run of the job that the command line has."""
     job = Job(**json.loads(sys.argv[1]))
     hurry(_NEAR)
+    watch_room(Path(job.out))
     try:
         config, _ = configuration.load(job.config, seed=job.seed)
         with listen(Journal(Path(job.out))):

@@ -128,7 +128,11 @@ def main() -> None:
 
 def _import() -> None:
     """Import what every message needs."""
+    import flwr.supercore.tls
+    import flwr.supernode.runtime.run_clientapp  # noqa: F401
+
     import fpld.engines.flower.client
+    import fpld.engines.flower.headroom
     import fpld.federation.work  # noqa: F401
 
 
@@ -140,6 +144,9 @@ def _serve(order: dict[str, Any]) -> None:
         from flwr.supercore.tls import validate_and_resolve_root_certificates
         from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+        from fpld.engines.flower.headroom import check_room
+
+        check_room()
         certificates = validate_and_resolve_root_certificates(order["certificates"], order["insecure"])
         run_clientapp(
             runtime_api_address=order["address"],
