@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.hostile_node import EVALUATE, HUGE, JOIN, TRAIN, environment
+from fpld.engines.flower.control import Control
 from fpld.engines.flower.home import Invitation, init_node
-from fpld.engines.flower.processes import LaunchError, call_json
+from fpld.engines.flower.processes import LaunchError
 from tests.flower.machines import Machines, rounds
 
 HONEST = ["north", "east"]
@@ -53,18 +54,11 @@ app = ClientApp()
 EVIL_SERVER = """\
 from pathlib import Path
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+Path({mark!r}).touch()
+
 from flwr.serverapp import ServerApp
 
 app = ServerApp()
-
-
-@app.main()
-def main(grid, context):
-    content = RecordDict({{"arrays": ArrayRecord({{"a": Array("uint8", (1,), "fpld.array/1", b"x")}})}})
-    messages = [Message(content, node, "train") for node in grid.get_node_ids()]
-    replies = list(grid.send_and_receive(messages, timeout=90))
-    Path({mark!r}).write_text("\\n".join(str(reply.error) if reply.has_error() else "ANSWERED" for reply in replies))
 """
 PROJECT = """\
 [project]
@@ -121,7 +115,7 @@ class Attacks:
 
     def _measure(self) -> None:
         """Note the most memory that the aggregator's own process has had by now."""
-        for identity in self.machines.processes(holding="flwr-serverapp"):
+        for identity in self.machines.processes(holding="flower.runner"):
             with contextlib.suppress(OSError, IndexError):
                 status = Path(f"/proc/{identity}/status").read_text()
                 peak = int(status.split("VmHWM:")[1].split()[0]) >> 10
@@ -152,26 +146,22 @@ class Attacks:
 
     def foreign_app(self) -> None:
         """Submit an app that is not ours through the Control API, while the run goes on."""
-        app, ran, heard = self.folder / "evil", self.folder / "evil-ran", self.folder / "evil-heard"
-        app.mkdir()
-        (app / "evil_client.py").write_text(EVIL_CLIENT.format(mark=str(ran)))
-        (app / "evil_server.py").write_text(EVIL_SERVER.format(mark=str(heard)))
-        (app / "pyproject.toml").write_text(PROJECT)
-        what = "an app from the SuperLink that is not the installed one"
+        ran = {part: self.folder / f"evil-{part}-ran" for part in ("client", "server")}
+        files = {
+            "evil_client.py": EVIL_CLIENT.format(mark=str(ran["client"])),
+            "evil_server.py": EVIL_SERVER.format(mark=str(ran["server"])),
+            "pyproject.toml": PROJECT,
+        }
+        before = len(rounds(self.machines))
         try:
-            call_json(["flwr", "run", str(app), "fpld"], self.folder / "flower/flower")
+            with Control(self.machines.address, self.folder / "certs/ca.pem") as control:
+                control.start_run({name: text.encode() for name, text in files.items()})
+            happened = "its code was imported at no end"
         except LaunchError as error:
-            self.rows.append(Row(what, f"not taken: {error}"[:100], not ran.exists()))
-            return
-        self.machines.wait_for(heard.exists, 300)
-        answers = heard.read_text().splitlines()
-        self.rows.append(
-            Row(
-                what,
-                f"its code was imported at no site; {len(answers)} sites answered with an error",
-                not ran.exists() and bool(answers) and "ANSWERED" not in answers,
-            )
-        )
+            happened = f"not taken: {error}"[:100]
+        self.wait(before + 2)
+        held = not any(mark.exists() for mark in ran.values())
+        self.rows.append(Row("an app from the SuperLink that is not the installed one", happened, held))
 
     def damaged_checkpoint(self) -> None:
         """Stop the aggregator, flip bits of its newest checkpoint, and resume."""
@@ -224,7 +214,6 @@ def mount(folder: Path, deadline: float) -> list[Row]:
         attacks.wait(2)
         attacks.admission()
         attacks.foreign_app()
-        attacks.wait(4)
         attacks.damaged_checkpoint()
         attacks.wait(len(TRAIN) + 1)
         code = attacks.machines.running.pop("aggregator").wait(300)

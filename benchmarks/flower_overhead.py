@@ -1,6 +1,6 @@
 """What a round costs beyond payload, weights and work: bytes on the wire of each node, and seconds.
 
-    python -m benchmarks.flower_overhead [CONFIG.toml] [--rounds 10]
+    python -m benchmarks.flower_overhead [CONFIG.toml] [--rounds 10] [--weight-bits 16] [--json FILE]
 
 Real processes on loopback, TLS and node authentication, each node behind a relay that counts the bytes of its
 connections (TLS included, TCP/IP not). Rounds are those of `examples/flower/federation.toml`, or of a configuration
@@ -100,23 +100,31 @@ def worked(folder: Path) -> dict[int, float]:
     return found
 
 
-def report(folder: Path, rounds: Rounds, lines: list[dict[str, Any]]) -> None:
-    """Print the tables."""
+def measure(folder: Path, rounds: Rounds, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a round took: a row for each node, and the seconds beyond the slowest node's work."""
     names, values = list(rounds.seen[0]), lines[0]["bits_sent"]
     unit = lines[0]["payload_bytes"] / sum(values)  # bytes of a bit per coordinate
-    size = lines[0]["student_bytes"] and sum(line["student_bytes"] for line in lines[:-1]) / max(len(lines) - 1, 1)
-    print(f"{len(lines)} rounds; a student takes {size:,.0f} bytes packed")
-    print("node, payload, up in all, beyond the payload, down in all, of the packed student")
+    weights, rows = (folder / "out/student.safetensors").stat().st_size, []
     for index, name in enumerate(names):
         payload = [round(line["bits_sent"][index] * unit) for line in lines[1:]]
         up, down = rounds.of(name, "up"), rounds.of(name, "down")
         beyond = median(u - p for u, p in zip(up, payload, strict=False))
-        row = [name, round(median(payload)), round(median(up)), round(beyond), round(median(down))]
-        print(", ".join(map(str, row)), f"{median(down) / size:.3f}", sep=", ")
+        row = {"node": name, "payload": median(payload), "up": median(up), "beyond": beyond, "down": median(down)}
+        rows.append({key: value if key == "node" else round(value) for key, value in row.items()})
+        rows[-1]["of the weights"] = round(median(down) / weights, 3)
     work = [worked(folder / name) for name in names]
     fixed = [line["seconds"]["local"] - max(each.get(line["round"], 0.0) for each in work) for line in lines[1:]]
-    print(f"seconds of a round beyond the slowest node's work: {', '.join(f'{value:.1f}' for value in fixed)}")
-    print(f"median: {median(fixed):.1f} s")
+    return {"weights": weights, "rows": rows, "seconds": [round(value, 2) for value in fixed]}
+
+
+def report(found: dict[str, Any]) -> None:
+    """Print the tables."""
+    print(f"{len(found['seconds']) + 1} rounds; a student has {found['weights']:,} bytes")
+    print("node, payload, up in all, beyond the payload, down in all, of the weights")
+    for row in found["rows"]:
+        print(", ".join(map(str, row.values())))
+    print(f"seconds of a round beyond the slowest node's work: {', '.join(map(str, found['seconds']))}")
+    print(f"median: {median(found['seconds']):.1f} s")
 
 
 def main() -> None:
@@ -124,6 +132,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", nargs="?", type=Path, default=EXAMPLE)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--weight-bits", type=int, choices=[16, 32], default=32, help="of the student (default: 32)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there too")
     arguments = parser.parse_args()
     config, text = load(arguments.config)
     port = free_port()
@@ -132,7 +142,8 @@ def main() -> None:
         (folder / "keys").mkdir()
         flower = f'\n[flower]\naddress = "127.0.0.1:{port}"\ncerts = "{folder}/certs"\nkeys = "{folder}/keys"\n'
         text = re.sub(r"^rounds = \d+$", f"rounds = {arguments.rounds}", text, flags=re.MULTILINE)
-        (folder / "run.toml").write_text(f"{text}{flower}wait = 600.0\n")
+        combine = f"\n[combine]\nweight_bits = {arguments.weight_bits}\n"
+        (folder / "run.toml").write_text(f"{text}{combine}{flower}wait = 600.0\n")
         relays, nodes = {}, []
         for node in config.nodes:
             relay = relays[node.name] = Relay(port)
@@ -154,7 +165,11 @@ def main() -> None:
                 process.wait()
         if failed:
             raise SystemExit(failed)
-        report(folder, rounds, [json.loads(line) for line in (folder / "out/trace.jsonl").read_text().splitlines()])
+        lines = [json.loads(line) for line in (folder / "out/trace.jsonl").read_text().splitlines()]
+        found = measure(folder, rounds, lines)
+    report(found)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """Errors: what the caller did wrong, and what a peer did wrong, are different types.
 
 Everything that fpld raises on purpose derives from `FpldError`. A message names the argument, what it
-must be and what it was, so that the reader knows what to change.
+must be and what it was, so that the reader knows what to change. `ran_out` finds what the machine lacks, whatever
+library says so.
 """
+
+import errno
+from typing import NamedTuple
 
 
 class FpldError(Exception):
@@ -42,3 +46,44 @@ class ProtocolError(FpldError):
 
 class QuorumError(FpldError):
     """Too few nodes answered for a round to be closed: nothing is averaged in silence."""
+
+
+class RanOut(NamedTuple):
+    """What the machine lacks, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+SPACE = RanOut("no space left on the disk", "free some space")
+_MEMORY = RanOut(
+    "memory ran out", "free some memory, or choose a smaller student, fewer probe contexts or a smaller batch"
+)
+_HANDLES = RanOut(
+    "no file handles are left", "raise the limit (ulimit -n, or LimitNOFILE= of the service), or end what holds them"
+)
+_THREADS = RanOut("no thread can be started", "free some memory, or raise the limit on processes (ulimit -u)")
+_BY_NUMBER = {
+    errno.ENOSPC: SPACE,
+    errno.EDQUOT: SPACE,
+    errno.EMFILE: _HANDLES,
+    errno.ENFILE: _HANDLES,
+    errno.ENOMEM: _MEMORY,
+}
+
+
+def ran_out(error: BaseException | None) -> RanOut | None:
+    """Return what ran out if an error, or one that it came from, says so.
+
+    >>> ran_out(MemoryError()).what
+    'memory ran out'
+    """
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return _MEMORY
+        if isinstance(error, OSError) and error.errno in _BY_NUMBER:
+            return _BY_NUMBER[error.errno]
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return _THREADS
+        error = error.__cause__ or error.__context__
+    return None

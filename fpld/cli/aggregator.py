@@ -50,7 +50,6 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     from fpld import config as configuration
     from fpld.cli.signals import stop_on_signals
     from fpld.engines.flower.aggregator import Start, aggregate
-    from fpld.engines.flower.simulation import simulate
     from fpld.federation.check import refuse
     from fpld.report.standing import standing
 
@@ -74,6 +73,8 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if not arguments.resume:
             refuse(config, arguments.config, local=arguments.simulate)
         if arguments.simulate:
+            from fpld.engines.flower.simulation import simulate
+
             log.info("%d nodes in Flower's simulation runtime", len(config.nodes))
             rows = simulate(config, arguments.config, out, seed=arguments.seed)
         else:

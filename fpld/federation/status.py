@@ -6,11 +6,12 @@ has not been touched for a while has stopped (`fpld.report.status` reads both). 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Literal, Self
 
-from fpld.errors import FpldError, StorageError
+from fpld.errors import FpldError, StorageError, ran_out
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,20 +34,28 @@ class Status:
 
     def __init__(self, store: RunFolder) -> None:
         self._store, self._said, self._ended = store, False, threading.Event()
+        self._handle: int | None = None
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def say(self, state: Name, error: str = "") -> None:
-        """Write a state; on a full disk in the place of what was reserved for it."""
+        """Write a state; where disk or file handles have run out, in the place of what was kept for it."""
         said = {"state": state, "error": error, "time": time.time()}
         try:
             self._store.write_json(STATUS, said)
         except StorageError:
-            (self._store.path / RESERVE).unlink(missing_ok=True)
+            self._release()
             self._store.write_json(STATUS, said)
         if not self._said:
-            self._said = True
+            self._said, self._handle = True, os.open(os.devnull, os.O_RDONLY)
             self._store.write(RESERVE, bytes(_RESERVED))
             self._thread.start()
+
+    def _release(self) -> None:
+        """Give up what was kept for the end: room on the disk, and a file handle."""
+        (self._store.path / RESERVE).unlink(missing_ok=True)
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
     def __enter__(self) -> Self:
         _open.append(self)
@@ -66,7 +75,7 @@ class Status:
                 self.say("failed", _words(error))
             else:
                 self.say("stopped")
-            (self._store.path / RESERVE).unlink(missing_ok=True)
+            self._release()
         except (StorageError, OSError):
             if error is None:
                 raise  # or else what ended the run is what must be said
@@ -82,9 +91,10 @@ class Status:
 
 
 def _words(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return "memory ran out: free some, or choose a smaller student, fewer probe contexts or a smaller batch"
-    return str(error) if isinstance(error, FpldError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, FpldError):
+        return str(error)
+    found = ran_out(error)
+    return f"{type(error).__name__}: {error}" if found is None else f"{found.what}: {found.remedy}"
 
 
 def mark_stopped() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpld.errors import InputError, StorageError
+from fpld.errors import InputError, StorageError, ran_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,17 +88,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for a failed write: its cause, and that earlier files are intact."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(f"{path}: no space left on the disk; what was written before is intact: free some space")
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return StorageError(
-            f"{path}: no file handles are left; what was written before is intact: raise the limit (ulimit -n, or "
-            "LimitNOFILE= of the service), or end what holds them"
-        )
-    if error.errno == errno.ENOMEM:
-        return StorageError(
-            f"{path}: no memory is left to write it; what was written before is intact: free some memory"
-        )
+    found = ran_out(error)
+    if found is not None:
+        return StorageError(f"{path}: {found.what}; what was written before is intact: {found.remedy}")
     return StorageError(f"{path} cannot be written ({error.strerror or error}); what was written before is intact")
 
 

@@ -27,6 +27,7 @@ WIRE, MACHINES, REFUSALS = "test_wire.py::", "protocol/test_machines.py::", "flo
 CODECS, RUN, CRASH = "test_codecs.py::", "federation/test_run.py::", "federation/test_crash.py::"
 CLAIMS, ANSWERS, PAGES = "faults/test_claims.py::", "faults/test_answers.py::", "faults/test_pages.py::"
 HEALING, OPERATIONS = "flower/test_healing.py::", "flower/test_operations.py::"
+EXHAUSTED = "flower/test_exhausted.py::"
 FAULTS, RECEIVE = "federation/test_faults.py::", "flower/test_receive.py::"
 DISKS, ROUNDS, SITES = "faults/test_disks.py::", "faults/test_rounds.py::", "faults/test_sites.py::"
 
@@ -375,7 +376,24 @@ MORE = (
             OPERATIONS + "test_what_ran_out_is_said",
             OPERATIONS + "test_a_log_that_cannot_be_written_ends_no_run",
         ),
-        "a real deployment on a full disk",
+    ),
+    Row(
+        "a deployment's disk is full, or it has no file handle or no memory left, at either end",
+        "said, with what to free, and no process stays behind; then it goes on, and comes to the undisturbed result",
+        (
+            EXHAUSTED + "test_an_aggregator_runs_out_of_disk_file_handles_and_memory",
+            EXHAUSTED + "test_a_node_runs_out_of_disk_file_handles_and_memory",
+        ),
+    ),
+    Row(
+        "a node, the SuperLink or the aggregator is killed at any moment",
+        "it goes on by itself once that is started again, with the same result",
+        ("flower/test_kills.py::test_whatever_is_killed_heals_and_the_result_is_the_same",),
+    ),
+    Row(
+        "a node dies while it sends its answer",
+        "lost, and asked again when it is back",
+        (RECEIVE + "test_a_node_that_goes_while_it_sends_is_lost_and_not_waited_for",),
     ),
     Row(
         "a site is revoked while the run goes on",
@@ -421,6 +439,15 @@ random moments, together with their workers, and resumes them; with `--damage` o
 some bits flipped, its end cut off, emptied, or that of a run with another seed in its place. Students, table and trace
 are compared with those of an undisturbed run, bit for bit.
 """
+LAB = """\
+## Killed deployments
+
+`python -m benchmarks.kill_lab` runs federations of three nodes over Flower on loopback, with TLS and node
+authentication. It kills with SIGKILL at random moments: all processes of a node, the SuperLink, or `fpld aggregator`.
+Nodes and aggregator are started again at once, as systemd does; the aggregator starts the SuperLink itself. It has
+healed when the node that was killed, or else every node, has got a message of the run again. Seconds count from the
+restart, for the SuperLink from the kill. Trace and student are compared with those of an undisturbed run, bit for bit.
+"""
 ATTACKS = """\
 ## Attacks on a real deployment
 
@@ -439,6 +466,14 @@ def measured() -> list[str]:
     for name in ("kills", "damage"):
         if name in found:
             parts += [f"- {_ran(found[name])} **{found[name]['result']}**"]
+    if "lab" in found:
+        parts += ["", LAB, _ran(found["lab"]), "| killed | kills | healed within 15 s | median | worst |"]
+        parts += ["|---|---|---|---|---|"]
+        parts += [
+            f"| {row['killed']} | {row['kills']} | {row['healed within 15 s']} | {row['median']} s | {row['worst']} s |"
+            for row in found["lab"]["rows"]
+        ]
+        parts += ["", f"**{found['lab']['result']}**"]
     if "attacks" in found:
         parts += ["", ATTACKS, _ran(found["attacks"]), "| attack | what happened | |", "|---|---|---|"]
         parts += [

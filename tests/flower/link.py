@@ -14,7 +14,8 @@ from flwr.proto.message_pb2 import (
     PullObjectRequest,
     PullObjectResponse,
 )
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import GetNodesResponse, PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid.http_grid import HttpGrid
 
@@ -34,7 +35,7 @@ class Link:
         self.objects: dict[str, bytes | None] = {}
         self.pulled: list[str] = []
         self.confirmed: list[str] = []
-        self.status = 200
+        self.status, self.online = 200, [NODE]
 
     def reply(self, to: str, message: Message, change: Callable[[bytes], bytes] = lambda content: content) -> None:
         """Take a reply from a node; `change` is what the node makes of the pieces before they are named."""
@@ -60,6 +61,8 @@ class Link:
             answer = PullObjectResponse(
                 object_found=there, object_available=bool(content), object_content=content or b""
             )
+        elif request.url.path.endswith("get-nodes"):
+            answer = GetNodesResponse(nodes=[NodeInfo(node_id=identity) for identity in self.online])
         else:
             self.confirmed.append(ConfirmMessageReceivedRequest.FromString(request.content).message_object_id)
             answer = ConfirmMessageReceivedResponse()

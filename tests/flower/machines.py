@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld.engines.flower.processes import free_port
-from tests.flower.conftest import Deployment
+from fpld.engines.local.run import run
+from fpld.seeds import derive_key
+from fpld.storage.folder import RunFolder
+from tests.flower.conftest import NAMES, Deployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,9 +26,9 @@ class Machines:
     """The programs of a deployment, all in a home and a folder for temporary files of their own."""
 
     def __init__(self, folder: Path, *changes: tuple[str, str]) -> None:
-        address = f"127.0.0.1:{free_port()}"
-        changes += (("wait = 0.2", f'wait = 90.0\naddress = "{address}"'),)
-        self.folder, self.deployment = folder, Deployment(folder, changes, address=address)
+        self.address = f"127.0.0.1:{free_port()}"
+        changes += (("wait = 0.2", f'wait = 90.0\naddress = "{self.address}"'),)
+        self.folder, self.deployment = folder, Deployment(folder, changes, address=self.address)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("home", "temporary"):
             (folder / name).mkdir()
@@ -57,14 +61,48 @@ class Machines:
             time.sleep(0.1)
 
     def processes(self, *, holding: str = "") -> list[int]:
-        """Find all processes of this deployment by their environment, wherever they hang in the tree."""
+        """Find all processes of this deployment by their environment, wherever they hang in the tree.
+
+        `holding`: only those with these words in their command line or environment.
+        """
         mark, found = f"HOME={self.folder}/home".encode(), []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                identity = int(entry.name)
-                if mark in (entry / "environ").read_bytes() and holding.encode() in (entry / "cmdline").read_bytes():
+                identity, environment = int(entry.name), (entry / "environ").read_bytes()
+                if mark in environment and holding.encode() in (entry / "cmdline").read_bytes() + environment:
                     found.append(identity)
         return found
+
+    def undisturbed(self) -> None:
+        """Run the same federation on this machine, into the folder `local`; the deployment gets the key of that run.
+
+        Without it the deployment draws one at random, and its dither with it.
+        """
+        run(self.deployment.config, self.deployment.text, self.folder / "local", resume=False)
+        key = derive_key(self.deployment.config.run.seed)
+        RunFolder(self.folder / "flower").write_json("session.json", {"session": "ab" * 32, "key": key.hex()})
+
+    def same(self) -> bool:
+        """Return whether the deployment's trace and student are those of the undisturbed run, bit for bit."""
+        one, two = (self.folder / out / "student.safetensors" for out in ("local", "flower"))
+        traces = self.deployment.trace("local"), self.deployment.trace("flower")
+        return traces[0] == traces[1] and one.read_bytes() == two.read_bytes()
+
+    def start_all(self) -> None:
+        """Start the aggregator, and the nodes when it has admitted them."""
+        self.aggregator()
+        self.wait_for(lambda: "admitted" in self.said("aggregator"), 120)
+        for name in NAMES:
+            self.node(name)
+
+    def kill(self, name: str) -> None:
+        """Kill what was started under a name; of a node all its processes, as a power cut does."""
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+        for identity in self.processes(holding=f"nodes/{name}/"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(identity, signal.SIGKILL)
 
     def end(self, name: str) -> int:
         self.running[name].terminate()

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fpld.engines.flower.aggregator import Start, _register, _superlink
 from fpld.engines.flower.certs import make_certificates
+from fpld.engines.flower.children import Children
+from fpld.engines.flower.control import AwayError, Control
 from fpld.engines.flower.home import Invitation, init_node
+from fpld.engines.flower.identity import PublicKeys
 from fpld.engines.flower.processes import Child, LaunchError, check_port, free_port, wait_ready
+from fpld.engines.flower.runner import APP_FILES
 from fpld.errors import InputError
-from tests.flower.conftest import Deployment
+from tests.flower.conftest import NAMES, Deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.waits]
@@ -31,6 +37,48 @@ def tls(home: Path) -> Sequence[str]:
     return "--root-certificates", str(home / "ca.pem"), "--auth-supernode-private-key", str(home / "auth.key")
 
 
+@contextlib.contextmanager
+def superlink(deployment: Deployment) -> Iterator[Control]:
+    """Run a deployment's SuperLink, and a connection to it."""
+    flower = deployment.config.flower
+    assert flower is not None
+    (deployment.folder / "flower").mkdir()
+    children = Children(flower, deployment.folder / "flower", insecure=False)
+    assert children.ca is not None
+    try:
+        with Control(children.address, children.ca) as control:
+            with pytest.raises(AwayError, match="the SuperLink does not answer ListNodes"):
+                control.admit({})
+            children.start_superlink()
+            children.wait()
+            yield control
+    finally:
+        children.stop()
+
+
+def test_a_hundred_nodes_are_admitted_over_one_connection(tmp_path: Path) -> None:
+    """In seconds, and once: a second time nothing is registered. A key that is none is named."""
+    address = f"127.0.0.1:{free_port()}"
+    deployment = Deployment(tmp_path, [("wait = 0.2", f'wait = 0.2\naddress = "{address}"')], address=address)
+    keys = {}
+    for number in range(100):
+        key = ec.generate_private_key(ec.SECP384R1()).public_key()
+        keys[f"node-{number}"] = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    with superlink(deployment) as control:
+        begun = time.monotonic()
+        control.admit(keys)
+        control.admit(keys)
+        assert time.monotonic() - begun < 30
+        log = (tmp_path / "flower/superlink.log").read_text()
+        assert log.count("Created node_id=") == 100
+        with pytest.raises(InputError, match=r"mine\.pub must hold the ECDSA key"):
+            control.admit({"mine": "ssh-rsa AAAA"})
+        run = control.start_run(APP_FILES)
+        control.stop_runs()
+        control.stop_runs()  # those that have ended stay so
+        assert run > 0
+
+
 def test_plaintext_unregistered_and_wrong_authority_are_turned_away(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     deployment = Deployment(tmp_path, [("wait = 0.2", f'wait = 0.2\naddress = "{address}"')], address=address)
@@ -39,11 +87,10 @@ def test_plaintext_unregistered_and_wrong_authority_are_turned_away(tmp_path: Pa
     for name, federation in (("stranger", "certs"), ("misled", "other")):
         init_node(nodes / name, name, Invitation.read(tmp_path / federation / "federation.toml"), 'data = "."')
     shutil.copy(nodes / "east/auth.key", nodes / "misled/auth.key")  # the right key, but another authority
-    flower = tmp_path / "flower"
-    (flower / "keys").mkdir(parents=True)
-    start = Start(deployment.config, deployment.file, flower, None, insecure=False)
-    with _superlink(start, flower):
-        _register(start, flower)
+    with superlink(deployment) as control:
+        keys = {name: PublicKeys.read(tmp_path / f"keys/{name}.pub").auth for name in NAMES}
+        control.admit(keys)
+        control.admit(keys)  # as after a restart: what the database knows is not registered again
         children = {
             "north": supernode(nodes / "north", address, *tls(nodes / "north")),
             "plaintext": supernode(nodes / "south", address, "--insecure"),

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fpld.engines.local.run import run
-from fpld.seeds import derive_key
-from fpld.storage.folder import RunFolder
 from tests.flower.conftest import NAMES
 from tests.flower.machines import Machines, rounds
 
@@ -48,10 +45,7 @@ def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machin
     some = machines(
         ("rounds = 3", "rounds = 7\nquorum = 2\ndeadline = 90.0"), ("[local]\nsteps = 25", "[local]\nsteps = 2500")
     )
-    some.aggregator()
-    some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
-    for name in NAMES:
-        some.node(name)
+    some.start_all()
     log = some.folder / "nodes/south/log.txt"
     some.wait_for(lambda: log.exists() and "round 3: training" in log.read_text(), 150)
     os.killpg(some.running["south"].pid, signal.SIGKILL)
@@ -76,40 +70,26 @@ def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machin
 def test_a_node_that_is_killed_and_started_again_is_in_the_same_round(machines: Callable[..., Machines]) -> None:
     """It is let in at once, gets its task again, and the result is that of an undisturbed run, bit for bit."""
     some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
-    run(some.deployment.config, some.deployment.text, some.folder / "local", resume=False)
-    key = derive_key(some.deployment.config.run.seed)  # the local run's: a deployment draws one at random
-    RunFolder(some.folder / "flower").write_json("session.json", {"session": "ab" * 32, "key": key.hex()})
-    some.aggregator()
-    some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
-    for name in NAMES:
-        some.node(name)
+    some.undisturbed()
+    some.start_all()
     log = some.folder / "nodes/south/log.txt"
     some.wait_for(lambda: log.exists() and "round 2: training" in log.read_text(), 150)
-    os.killpg(some.running["south"].pid, signal.SIGKILL)
-    some.running.pop("south").wait()
-    some.wait_for(lambda: not some.processes(holding="nodes/south"), 10)
+    some.kill("south")
     some.node("south")
     assert some.running.pop("aggregator").wait(240) == 0, some.said("aggregator")
     assert "south is back: its task is sent again" in some.said("aggregator")
-    assert some.deployment.trace("flower") == some.deployment.trace("local")
+    assert some.same()
     some.clean_up()
 
 
 def test_aggregator_and_superlink_may_die_and_nothing_is_counted_twice(machines: Callable[..., Machines]) -> None:
     """The result is that of an undisturbed run on one machine, bit for bit."""
     some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
-    run(some.deployment.config, some.deployment.text, some.folder / "local", resume=False)
-    key = derive_key(some.deployment.config.run.seed)  # the local run's: a deployment draws one at random
-    RunFolder(some.folder / "flower").write_json("session.json", {"session": "ab" * 32, "key": key.hex()})
-    some.aggregator()
-    some.wait_for(lambda: "admitted" in some.said("aggregator"), 90)
-    for name in NAMES:
-        some.node(name)
+    some.undisturbed()
+    some.start_all()
     log = some.folder / "nodes/east/log.txt"
     some.wait_for(lambda: log.exists() and "round 2: training" in log.read_text(), 150)
-    aggregator = some.running.pop("aggregator")
-    aggregator.kill()
-    aggregator.wait()
+    some.kill("aggregator")
     some.wait_for(lambda: not some.processes(holding=str(some.folder / "flower")), 20)
     assert [line["round"] for line in rounds(some)] == [1]
     some.aggregator("--resume")
@@ -118,9 +98,7 @@ def test_aggregator_and_superlink_may_die_and_nothing_is_counted_twice(machines:
         os.kill(identity, signal.SIGKILL)
     assert some.running.pop("aggregator").wait(150) == 0, some.said("aggregator")
     assert "flower-superlink stopped" in some.said("aggregator")
-    assert some.deployment.trace("flower") == some.deployment.trace("local")
-    one, two = (some.folder / engine / "student.safetensors" for engine in ("local", "flower"))
-    assert one.read_bytes() == two.read_bytes()
+    assert some.same()
     some.clean_up()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from flwr.app import Error, Message
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
+from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fpld.cli import main
@@ -74,6 +76,12 @@ def test_two_processes_with_one_key_are_said_by_the_aggregator(
     assert "north answers from two processes with one key, by turns" in caplog.text
 
 
+def keep_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Flower's client as it was when the test is over."""
+    for name in ("ActivateNode", "PullMessages", "PushObject"):
+        monkeypatch.setattr(FleetHttpClient, name, getattr(FleetHttpClient, name))
+
+
 class SuperLink:
     """Answer as a SuperLink does that holds a node for alive until it is signed off."""
 
@@ -93,7 +101,7 @@ class SuperLink:
 def test_a_node_that_was_killed_signs_off_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only from the folder where it was signed on: a copy elsewhere must not throw the first one out."""
     monkeypatch.setattr(returning, "NOTICED", 0.01)
-    monkeypatch.setattr(FleetHttpClient, "ActivateNode", FleetHttpClient.ActivateNode)
+    keep_client(monkeypatch)
     returning.return_at_once(tmp_path)
 
     def client(link: SuperLink) -> FleetHttpClient:
@@ -115,6 +123,60 @@ def test_a_node_that_was_killed_signs_off_what_is_left_of_it(tmp_path: Path, mon
     link.alive = True
     with pytest.raises(httpx.HTTPStatusError):
         client(link).ActivateNode(ActivateNodeRequest())
+
+
+def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece whose first answer got lost counts as stored; where a message may be lost the node begins anew."""
+    keep_client(monkeypatch)
+    left: list[int] = []
+
+    def leave(code: int) -> None:
+        left.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(returning.os, "_exit", leave)
+    returning.return_at_once(tmp_path / "flower/pinned")
+    answers: list[httpx.Response | Exception] = []
+
+    def link(_request: httpx.Request) -> httpx.Response:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    client = FleetHttpClient.from_server_address("localhost:1", True, None, [])
+    client._client = httpx.Client(transport=httpx.MockTransport(link))
+    request = PushObjectRequest(session_id="s", object_id="o")
+    refused = httpx.Response(200, content=PushObjectResponse(stored=False).SerializeToString())
+    answers += [refused, httpx.ReadError("gone"), refused, refused]
+    assert not client.PushObject(request).stored  # it never came
+    with pytest.raises(httpx.ReadError):
+        client.PushObject(request)
+    assert client.PushObject(request).stored
+    assert not client.PushObject(request).stored
+    answers += [httpx.ConnectError("away"), httpx.ReadError("gone")]
+    with pytest.raises(httpx.ConnectError):  # nothing was asked: it is tried again
+        client.PullMessages(PullMessagesRequest())
+    with pytest.raises(SystemExit):
+        client.PullMessages(PullMessagesRequest())
+    assert left == [1]
+
+
+def test_a_node_without_file_handles_says_so_and_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(returning.os, "_exit", sys.exit)
+    returning._sign(tmp_path / "contact")
+    assert (tmp_path / "contact").exists()
+    returning._sign(tmp_path)  # a folder: whatever else fails is not worth a node
+
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(type(tmp_path), "open", full)
+    with pytest.raises(SystemExit):
+        returning._sign(tmp_path / "contact")
+    assert "ERROR: no file handles are left: raise the limit" in capsys.readouterr().err
 
 
 @pytest.mark.slow

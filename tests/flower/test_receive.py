@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import RunNotRunningException
 
 from fpld.engines.flower import receive as receiving
@@ -154,6 +155,36 @@ def test_pieces_that_never_come_are_given_up(monkeypatch: pytest.MonkeyPatch) ->
     link.reply("question 0", answer(b"x", question()))
     link.objects.clear()
     assert reason(link) == "its reply was announced, and pieces of it never came"
+
+
+def test_a_node_that_goes_while_it_sends_is_lost_and_not_waited_for() -> None:
+    """It is asked again when it is back: `lost`, not `failed`."""
+    link = Link()
+    link.reply("question 0", answer(b"x", question()))
+    link.objects = dict.fromkeys(link.objects)
+    link.online.clear()
+    found = received(link)
+    assert explain("north", found.error).state == "lost"
+    assert len(link.confirmed) == 1
+
+
+def test_messages_that_a_superlink_lost_half_way_are_pushed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed while it took them; the one that is started in its place knows them when they come again."""
+    link, tries = Link(), [0]
+    link.reply("question 0", answer(b"x", question()))
+
+    def push(grid: LinkedGrid, messages: list[Message]) -> list[str]:
+        tries[0] += 1
+        if tries[0] < 3 or len(messages) > 1:
+            raise ObjectPushError("object", 1, "session")
+        return [message.metadata.message_id for message in messages]
+
+    monkeypatch.setattr(LinkedGrid, "push_messages", push)
+    (reply,) = exchange(LinkedGrid(link), [question()], 5.0, [MOST])
+    assert unpack(reply.content, "frame", FRAME) == b"x"
+    assert tries == [3]
+    with pytest.raises(ObjectPushError):  # not for ever
+        list(exchange(LinkedGrid(link), [question(0), question(1)], 5.0, [MOST] * 2))
 
 
 def test_a_slow_reply_holds_up_no_other_and_not_the_deadline() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpld._check import printable
 from fpld.engines.flower.journal import note
-from fpld.errors import BudgetError, FpldError, InputError, ProtocolError, ResourceError, StorageError
+from fpld.errors import SPACE, BudgetError, FpldError, InputError, ProtocolError, ResourceError, StorageError, ran_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,6 @@ _SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (ProtocolError, "message: the message is not one that this site can act on"),
     (StorageError, "disk: the site cannot write to its disk"),
     (ResourceError, "resources: the site ran out of memory, time or file handles"),
-    (MemoryError, "resources: the site ran out of memory, time or file handles"),
     (InputError, "setup: the site's own text, files or settings do not do"),
     (FpldError, "site: the site cannot do this"),
     (Exception, "program: the site's program failed"),
@@ -34,6 +33,9 @@ class SiteError(FpldError):
 
 def sentence(error: Exception) -> str:
     """Return what may be said of an error."""
+    found = ran_out(error)
+    if found is not None:
+        error = StorageError() if found is SPACE else ResourceError()
     return next(said for kind, said in _SENTENCES if isinstance(error, kind))
 
 

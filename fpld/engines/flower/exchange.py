@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
 from fpld._check import printable
 from fpld.engines.flower.receive import Asked, receive
 from fpld.federation.engine import Absence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from flwr.app import Error, Message
     from flwr.serverapp import Grid
 
     from fpld.federation.engine import Why
 
+log = logging.getLogger(__name__)
+
 _PAUSE = 0.5  # seconds between two looks for a reply; Flower's own loop takes three
 _PAUSE_EACH = 0.02  # for each that is waited for: many nodes are not asked for more often than that
+_PUSHES = 5  # how often messages are pushed at most
 _REASONS: dict[int, tuple[Why, str]] = {
     3: ("lost", "its reply got lost"),
     4: ("lost", "its reply got lost"),
@@ -38,7 +44,7 @@ class Exchange:
     """
 
     def __init__(self, grid: Grid, messages: Sequence[Message], most: Sequence[int]) -> None:
-        pushed = set(grid.push_messages(messages))
+        pushed = set(_push(grid, messages))
         waiting = [
             Asked(message.metadata.message_id, message.metadata.dst_node_id, size)
             for message, size in zip(messages, most, strict=True)
@@ -65,6 +71,16 @@ class Exchange:
     def close(self) -> None:
         """Wait for no more."""
         self._over.set()
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> Iterable[str]:
+    """Push messages; once more if the SuperLink has stopped on the way: it knows a message that comes again."""
+    for _ in range(_PUSHES - 1):
+        try:
+            return grid.push_messages(messages)
+        except ObjectPushError as error:
+            log.warning("the SuperLink did not take a message, which is sent again: %s", printable(error))
+    return grid.push_messages(messages)
 
 
 def exchange(grid: Grid, messages: Sequence[Message], timeout: float | None, most: Sequence[int]) -> Iterator[Message]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -16,8 +15,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fpld.engines.flower.journal import rotate
 from fpld.errors import FpldError, MissingExtraError
@@ -63,10 +63,19 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Child:
-    """A program that ends with us: by `stop`, and if we are killed, by the kernel (on Linux)."""
+    """A program that ends with us: by `stop`, and if we are killed, by a signal of the kernel's (on Linux)."""
 
-    def __init__(self, command: Sequence[str], log: Path, home: Path, more: Mapping[str, str] | None = None) -> None:
-        self.name, self.log = Path(command[0]).name, log
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        home: Path,
+        more: Mapping[str, str] | None = None,
+        *,
+        name: str = "",
+        orphaned: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self.name, self.log, self.begun = name or Path(command[0]).name, log, time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
         rotate(log)
         with log.open("ab") as output:
@@ -78,7 +87,7 @@ class Child:
                 stderr=subprocess.STDOUT,
                 env={**environment(home), **(more or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(_die_with_parent, orphaned),
             )
 
     @property
@@ -97,7 +106,9 @@ class Child:
         self.process.wait()
 
     def last_words(self) -> str:
-        """Return what its log says about why it stopped: its last error, or else its last lines."""
+        """Return why it stopped: a signal, or what its log says: its last error, or else its last lines."""
+        if (self.process.poll() or 0) < 0:
+            return f"ended by {signal.Signals(-self.process.returncode).name}"
         with self.log.open("rb") as file:
             file.seek(self._from)
             text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", "replace"))
@@ -105,39 +116,6 @@ class Child:
         errors = [number for number, line in enumerate(said) if "ERROR" in line or "Error:" in line]
         chosen = said[errors[-1] : errors[-1] + 4] if errors else said[-2:]
         return " | ".join(line for line in chosen if "INFO" not in line) or "no word in " + str(self.log)
-
-
-def call(command: Sequence[str], home: Path, *, timeout: float = 120.0) -> str:
-    """Run one of Flower's commands to its end; return what it says."""
-    try:
-        done = subprocess.run(  # noqa: S603 - our own command line
-            [program(command[0]), *command[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=environment(home),
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise LaunchError(f"`{' '.join(command[:3])}` did not end within {timeout:g} s") from None
-    if done.returncode != 0:
-        said = " ".join((done.stderr + done.stdout).split())
-        raise LaunchError(f"`{' '.join(command[:3])}` failed: {said[-600:]}")
-    return done.stdout
-
-
-def call_json(command: Sequence[str], home: Path) -> dict[str, Any]:
-    """Run one of Flower's commands that answers in JSON."""
-    said = call([*command, "--format", "json"], home)
-    try:
-        found = json.loads(said[said.index("{") :])
-    except ValueError:
-        raise LaunchError(f"`{' '.join(command[:3])}` did not answer in JSON: {said[-300:]}") from None
-    if not isinstance(found, dict) or found.get("success") is False:
-        reason = " ".join(str(found.get("error-message", found)).split())
-        raise LaunchError(f"`{' '.join(command[:3])}` failed: {reason}")
-    return found
 
 
 def wait_ready(child: Child, url: str, ca: Path | None, *, timeout: float = 60.0) -> None:
@@ -175,6 +153,6 @@ def check_port(host: str, port: int) -> None:
             ) from None
 
 
-def _die_with_parent() -> None:
+def _die_with_parent(by: signal.Signals) -> None:
     if _LIBC is not None:
-        _LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        _LIBC.prctl(1, by)  # PR_SET_PDEATHSIG

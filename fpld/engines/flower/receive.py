@@ -45,8 +45,13 @@ SLACK = 1 << 17  # bytes beyond the right size that are received: Flower's recor
 PATIENCE = 3600.0  # seconds in which a reply that was announced must be whole, if the run has no deadline
 _PIECE = 1 << 12  # bytes: pieces of a long reply are at least as long (Flower's own are of 5 MiB)
 _FEW = 64  # pieces of a short reply
-_PAUSES = 0.2, 5.0  # seconds between two looks for a piece, first and at most
+_LOST = 5  # the code of Flower's own error for a node that is not there any more
+_PAUSES = 0.2, 1.0  # seconds between two looks for a piece, first and at most: shorter than a return takes
 _most: ContextVar[int | None] = ContextVar("most", default=None)
+
+
+class LostError(ProtocolError):
+    """The node has gone while it sent its reply: the rest of it never comes."""
 
 
 class Asked(NamedTuple):
@@ -78,6 +83,8 @@ def receive(grid: Grid, asked: Asked, over: threading.Event) -> Message | None:
             _check(reply, asked)
     except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
         raise
+    except LostError as error:
+        return _refused(asked, str(error), _LOST)
     except ProtocolError as error:
         return _refused(asked, str(error))
     except Exception as error:  # Flower's readers raise what they like on hostile bytes
@@ -90,7 +97,7 @@ class _Pull:
     """Pull the pieces of a reply over HTTP, one after the other."""
 
     def __init__(self, grid: HttpGrid, asked: Asked, over: threading.Event) -> None:
-        self._asked, self._over = asked, over
+        self._asked, self._over, self._grid = asked, over, grid
         self._node, self._run = grid.node, grid.run.run_id
         self._client = grid._runtime_client
         hooks = self._client._client.event_hooks
@@ -141,6 +148,8 @@ class _Pull:
                 return content
             if time.monotonic() > end:
                 raise ProtocolError(f"its reply was announced, and not whole within {PATIENCE:g} s")
+            if self._asked.node not in self._grid.get_node_ids():
+                raise LostError("it went away while it sent its reply")
             self._over.wait(pause)
             pause = min(2 * pause, longest)
         return None
@@ -193,7 +202,7 @@ def _check(reply: Message, asked: Asked) -> None:
     asked.check(content_bytes(reply.content))
 
 
-def _refused(asked: Asked, reason: str) -> Message:
+def _refused(asked: Asked, reason: str, code: int = REFUSED) -> Message:
     metadata = Metadata(
         run_id=0,
         message_id="",
@@ -205,4 +214,4 @@ def _refused(asked: Asked, reason: str) -> Message:
         ttl=0.0,
         message_type="system",
     )
-    return make_message(metadata=metadata, error=Error(REFUSED, reason))
+    return make_message(metadata=metadata, error=Error(code, reason))

@@ -8,20 +8,21 @@ what it had asked for is lost.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import os
 import platform
 import sys
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fpld.engines.flower.expiry import clock_difference
-from fpld.errors import FpldError, ProtocolError
+from fpld.errors import SPACE, FpldError, ProtocolError, ran_out
 from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SEAT, CONTACT = "seat.json", "contact"
@@ -37,18 +38,33 @@ def return_at_once(folder: Path) -> None:
     """Let the SuperNode of this process sign off what is left of the one before it; the folder remembers its id."""
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest
     from flwr.supernode.fleet_http_client import FleetHttpClient
-    from httpx import HTTPError, HTTPStatusError
+    from httpx import HTTPError, HTTPStatusError, ReadError, ReadTimeout, RemoteProtocolError, TransportError
 
     original = FleetHttpClient.ActivateNode
     if not callable(original):
         raise ProtocolError("this version of Flower signs nodes on in another way")
 
-    pull = FleetHttpClient.PullMessages
+    pull, push = FleetHttpClient.PullMessages, FleetHttpClient.PushObject
+    uncertain: set[tuple[str, str]] = set()
 
     def pull_messages(client: Any, request: Any) -> Any:
-        response = pull(client, request)
-        with contextlib.suppress(OSError):  # only for who looks on
-            (folder.parent / CONTACT).touch()
+        try:
+            response = pull(client, request)
+        except (ReadError, ReadTimeout, RemoteProtocolError) as error:
+            _leave(f"an answer of the SuperLink got lost ({error!r}), and perhaps a message with it")
+        _sign(folder.parent / CONTACT)
+        return response
+
+    def push_object(client: Any, request: Any) -> Any:
+        """Take a piece for stored that a SuperLink refuses the second time: only its first answer was lost."""
+        name = request.session_id, request.object_id
+        try:
+            response = push(client, request)
+        except TransportError:
+            uncertain.add(name)
+            raise
+        response.stored = response.stored or name in uncertain
+        uncertain.discard(name)
         return response
 
     def activate(client: Any, request: Any) -> Any:
@@ -71,18 +87,48 @@ def return_at_once(folder: Path) -> None:
 
     FleetHttpClient.ActivateNode = activate  # type: ignore[method-assign, assignment]
     FleetHttpClient.PullMessages = pull_messages  # type: ignore[method-assign, assignment]
+    FleetHttpClient.PushObject = push_object  # type: ignore[method-assign, assignment]
 
 
-def hurry() -> None:
+def _sign(path: Path) -> None:
+    """Write down that the SuperLink was reached; a process that has no file handle left for it ends, to begin anew."""
+    try:
+        with path.open("ab"):
+            os.utime(path)
+    except OSError as error:  # a full disk: this is only for who looks on
+        found = ran_out(error)
+        if found is not None and found is not SPACE:
+            _leave(f"{found.what}: {found.remedy}")
+
+
+def _leave(why: str) -> NoReturn:
+    """End this SuperNode, which is started anew and signs on again: then what it was asked for is asked again."""
+    sys.stderr.write(f"ERROR: {why}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def hurry(longest: float = LONGEST_WAIT) -> None:
     """Let this process look more often for a SuperLink that is away, and for pieces of a message that are on their way.
 
-    Moments stay random. A node hears of a message before its pieces are there: Flower then waits for one second, two,
-    four, at both of its hops.
+    It looks at least every `longest` seconds; moments stay random. A node hears of a message before its pieces are
+    there: Flower then waits for one second, two, four, at both of its hops.
     """
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.supercore.retry import http_retry
+    from flwr.supercore.retry.retry_invoker import RetryInvoker
 
-    http_retry.MAX_RETRY_DELAY = LONGEST_WAIT  # type: ignore[attr-defined]
+    class Invoker(RetryInvoker):
+        """Give up at once when it is this machine that lacks something: nobody else's return would help."""
+
+        def __init__(self, *arguments: Any, should_giveup: Callable[[Exception], bool], **named: Any) -> None:
+            def hopeless(error: Exception) -> bool:
+                return ran_out(error) is not None or should_giveup(error)
+
+            super().__init__(*arguments, should_giveup=hopeless, **named)
+
+    http_retry.RetryInvoker = Invoker  # type: ignore[attr-defined, misc]
+    http_retry.MAX_RETRY_DELAY = min(http_retry.MAX_RETRY_DELAY, longest)  # type: ignore[attr-defined]
     waits = pull_objects.__kwdefaults__ or {}
     if not {"initial_backoff", "backoff_cap"} <= set(waits):
         raise ProtocolError("this version of Flower waits for pieces of messages in another way")

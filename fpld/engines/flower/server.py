@@ -15,6 +15,7 @@ from fpld import config as configuration
 from fpld.engines.flower.certs import AGGREGATOR_KEY
 from fpld.engines.flower.identity import PublicKeys, run_secret
 from fpld.engines.flower.journal import Journal
+from fpld.engines.flower.keys import is_revoked, public_file
 from fpld.engines.flower.publish import publish
 from fpld.engines.flower.returning import hurry
 from fpld.engines.flower.roster import Roster
@@ -88,21 +89,6 @@ def node_keys(config: Config, session: bytes) -> dict[int, bytes]:
         index: run_secret(own, PublicKeys.read(public_file(config, node.name)).mac, session, node.name)
         for index, node in enumerate(config.nodes)
     }
-
-
-def is_revoked(config: Config, name: str) -> bool:
-    """Return whether the aggregator has put a file NAME.revoked beside a node's public keys."""
-    return config.flower is not None and (Path(config.flower.keys) / f"{name}.revoked").exists()
-
-
-def public_file(config: Config, name: str) -> Path:
-    """Find the public keys of a node, which its site sent to the aggregator."""
-    if config.flower is None:
-        raise InputError("[flower] must be given: where to listen, and the folders of certificates and keys")
-    path = Path(config.flower.keys) / f"{name}.pub"
-    if not path.exists():
-        raise InputError(f"{path} does not exist: put the file there that `fpld init-node` made at {name!r}")
-    return path
 
 
 def session_of(store: RunFolder, config: Config) -> tuple[bytes, bytes]:

@@ -128,7 +128,11 @@ def main() -> None:
 
 def _import() -> None:
     """Import what every message needs."""
+    import flwr.supercore.tls
+    import flwr.supernode.runtime.run_clientapp  # noqa: F401
+
     import fpld.engines.flower.client
+    import fpld.engines.flower.headroom
     import fpld.federation.work  # noqa: F401
 
 
@@ -140,6 +144,9 @@ def _serve(order: dict[str, Any]) -> None:
         from flwr.supercore.tls import validate_and_resolve_root_certificates
         from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+        from fpld.engines.flower.headroom import check_room
+
+        check_room()
         certificates = validate_and_resolve_root_certificates(order["certificates"], order["insecure"])
         run_clientapp(
             runtime_api_address=order["address"],
@@ -150,13 +157,27 @@ def _serve(order: dict[str, Any]) -> None:
         code = 0
     except SystemExit as end:
         code = end.code
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        _tell(error)
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _tell(error: BaseException) -> None:
+    """Write into the site's log why a message got no answer: its process could not even send an error."""
+    from fpld.engines.flower.journal import note
+    from fpld.engines.flower.pinned import node_folder
+    from fpld.errors import ran_out
+
+    found, folder = ran_out(error), node_folder()
+    why = f"{type(error).__name__}: {error}" if found is None else f"{found.what}: {found.remedy}"
+    if folder is not None:
+        with contextlib.suppress(Exception):
+            note(folder, f"a message failed: {why}")
 
 
 def _die_with_parent() -> None:
