@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -18,10 +19,13 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesRespon
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from fpld.engines.flower.receive import Asked, Pull
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from flwr.app import Message
+    from flwr.serverapp import Grid
 
 NODE = 7
 
@@ -65,6 +69,14 @@ class Link:
             answer = ConfirmMessageReceivedResponse()
         content = answer.SerializeToString()
         return httpx.Response(self.status, content=content, headers={"content-length": str(len(content))})
+
+
+def pulled(grid: Grid, asked: Asked) -> Message | None:
+    """Return a reply as soon as it is whole; None if none is announced."""
+    pull = Pull(grid, asked)
+    while (reply := pull.step()) is None and pull.announced:
+        time.sleep(pull.pause)
+    return reply
 
 
 class LinkedGrid(HttpGrid):

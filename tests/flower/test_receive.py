@@ -14,9 +14,9 @@ from flwr.supercore.run import RunNotRunningException
 
 from fpld.engines.flower import receive as receiving
 from fpld.engines.flower.exchange import exchange, explain
-from fpld.engines.flower.payload import FRAME, pack, put, unpack
-from fpld.engines.flower.receive import SLACK, Asked, receive
-from tests.flower.link import NODE, Link, LinkedGrid
+from fpld.engines.flower.payload import FRAME, Shelf, pack, put, unpack
+from fpld.engines.flower.receive import SLACK, Asked
+from tests.flower.link import NODE, Link, LinkedGrid, pulled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +32,12 @@ def question(number: int = 0) -> Message:
 
 def answer(frame: bytes, to: Message, *, pieces: bool = False) -> Message:
     content = RecordDict()
-    put(content, "frame", frame, FRAME, shared=pieces)
+    put(content, "frame", frame, FRAME, shared=Shelf() if pieces else None)
     return Message(content, reply_to=to)
 
 
 def received(link: Link, most: int = MOST) -> Message:
-    found = receive(LinkedGrid(link), Asked("question 0", NODE, most), threading.Event())
+    found = pulled(LinkedGrid(link), Asked("question 0", NODE, most))
     assert found is not None
     return found
 
@@ -53,7 +53,7 @@ def reason(link: Link, most: int = MOST) -> str:
 
 def test_a_right_reply_comes_through_and_is_confirmed() -> None:
     link = Link()
-    assert receive(LinkedGrid(link), Asked("question 0", NODE, MOST), threading.Event()) is None
+    assert pulled(LinkedGrid(link), Asked("question 0", NODE, MOST)) is None
     link.reply("question 0", answer(bytes(range(250)) * 4, question()))
     assert unpack(received(link).content, "frame", FRAME) == bytes(range(250)) * 4
     assert len(link.confirmed) == 1
@@ -77,7 +77,7 @@ def test_a_huge_reply_is_refused_before_it_is_read(size: int) -> None:
         return httpx.Response(200, headers=length, stream=Unread())
 
     grid._runtime_client._client = httpx.Client(transport=httpx.MockTransport(stated))
-    found = receive(grid, Asked("question 0", NODE, MOST), threading.Event())
+    found = pulled(grid, Asked("question 0", NODE, MOST))
     assert found is not None
     assert "its reply is too long: a piece of " in explain("north", found.error).reason
     assert len(link.confirmed) == 1

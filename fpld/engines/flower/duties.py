@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fpld import students
 from fpld._check import printable
 from fpld.data import ProbeSet, load_tokenizer
+from fpld.engines.flower.adoption import adopt_here
 from fpld.engines.flower.discretion import conceal
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import Journal, note
@@ -152,6 +153,9 @@ def evaluate(home: Home, data: bytes, files: Mapping[str, bytes], packed: bytes 
     student = _student(order, packed)
     settle(home, order)
     _keep(order, student)
+    if order.part.differs and order.body.get("round") == order.part.rounds:
+        with _told(home, 0):
+            adopt_here(home, order.part, order.place, student, order.place.folder / HELDOUT)
     return _judge(home, order, student, order.body.get("round"))
 
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import threading
 import time
+from dataclasses import dataclass, field
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from fpld._check import printable
-from fpld.engines.flower.receive import Asked, receive
+from fpld.engines.flower.receive import Asked, Pull
 from fpld.federation.engine import Absence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from flwr.app import Error, Message
+    from flwr.app import Error, Message, Metadata
     from flwr.serverapp import Grid
 
     from fpld.federation.engine import Why
 
 _PAUSE = 0.5  # seconds between two looks for a reply; Flower's own loop takes three
 _PAUSE_EACH = 0.02  # for each that is waited for: many nodes are not asked for more often than that
+_THREADS = 8  # that look for replies
+_SOME = 50  # messages that are made and sent at a time
 _REASONS: dict[int, tuple[Why, str]] = {
     3: ("lost", "its reply got lost"),
     4: ("lost", "its reply got lost"),
@@ -30,26 +35,37 @@ _REASONS: dict[int, tuple[Why, str]] = {
 }
 
 
+@dataclass(order=True)
+class _Turn:
+    """When to look next for a reply."""
+
+    due: float
+    number: int
+    pull: Pull = field(compare=False)
+
+
 class Exchange:
     """Messages that were sent, and their replies as they come.
 
-    Each reply is received by a thread of its own: one that comes slowly holds up no other, and not the end either.
-    `most` are the bytes that each may have: `fpld.engines.flower.receive` says what becomes of longer ones.
+    A few threads look for replies, each when it is due. One that comes slowly is laid aside: it holds up no other, and
+    not the end either. Messages are sent some at a time, and none is kept: their number costs no memory.
+    `most` are the bytes that each reply may have: `fpld.engines.flower.receive` says what becomes of longer ones.
     """
 
-    def __init__(self, grid: Grid, messages: Sequence[Message], most: Sequence[int]) -> None:
-        pushed = set(grid.push_messages(messages))
-        waiting = [
-            Asked(message.metadata.message_id, message.metadata.dst_node_id, size)
-            for message, size in zip(messages, most, strict=True)
-            if message.metadata.message_id in pushed
-        ]
+    def __init__(self, grid: Grid, messages: Iterable[Message], most: Iterable[int]) -> None:
         self._replies: SimpleQueue[Message | Exception] = SimpleQueue()
-        self._over, pause = threading.Event(), max(_PAUSE, _PAUSE_EACH * len(waiting))
-        self.left = len(waiting)
-        for asked in waiting:
-            arguments = grid, asked, self._replies, self._over, pause
-            threading.Thread(target=_await, args=arguments, daemon=True, name=f"reply {asked.identity[:8]}").start()
+        self._over, self._changed = threading.Event(), threading.Condition()
+        self._turns: list[_Turn] = []
+        self._sending, self.left = True, 0
+        pairs = zip(messages, most, strict=True)
+        try:
+            while some := list(islice(pairs, _SOME)):
+                pushed = set(grid.push_messages([message for message, _ in some]))
+                self._await(grid, [(message.metadata, size) for message, size in some], pushed)
+            self._sending = False
+        except BaseException:
+            self.close()
+            raise
 
     def wait(self, seconds: float | None) -> Message | None:
         """Return the next reply, None if there is none within so many seconds."""
@@ -65,9 +81,58 @@ class Exchange:
     def close(self) -> None:
         """Wait for no more."""
         self._over.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _await(self, grid: Grid, sent: Sequence[tuple[Metadata, int]], pushed: Collection[str]) -> None:
+        """Look for the replies to messages that were sent, one after the other."""
+        first, now = self.left, time.monotonic()
+        for head, size in sent:
+            if head.message_id in pushed:
+                pull = Pull(grid, Asked(head.message_id, head.dst_node_id, size))
+                with self._changed:
+                    heapq.heappush(self._turns, _Turn(now + _PAUSE_EACH * (self.left - first), self.left, pull))
+                self.left += 1
+        for number in range(first, min(self.left, _THREADS)):
+            threading.Thread(target=self._work, daemon=True, name=f"reply {number}").start()
+
+    def _work(self) -> None:
+        """Take the turn that is due first, until all replies are there or nobody waits for them any more."""
+        try:
+            while (turn := self._next()) is not None:
+                reply = turn.pull.step()
+                if reply is not None:
+                    self._replies.put(reply)
+                    continue
+                pause = turn.pull.pause if turn.pull.announced else max(_PAUSE, _PAUSE_EACH * len(self._turns))
+                turn.due = time.monotonic() + pause
+                with self._changed:
+                    heapq.heappush(self._turns, turn)
+            self._drop()
+        except Exception as error:  # raised where the replies are taken
+            self._replies.put(error)
+
+    def _next(self) -> _Turn | None:
+        """Wait for the turn that is due first; None if there is none any more."""
+        with self._changed:
+            while (self._turns or self._sending) and not self._over.is_set():
+                wait = self._turns[0].due - time.monotonic() if self._turns else _PAUSE
+                if wait <= 0:
+                    return heapq.heappop(self._turns)
+                self._changed.wait(min(wait, _PAUSE))
+        return None
+
+    def _drop(self) -> None:
+        """Forget replies that were announced and nobody waits for."""
+        while self._over.is_set():
+            with self._changed:
+                if not self._turns:
+                    return
+                turn = self._turns.pop()
+            turn.pull.drop()
 
 
-def exchange(grid: Grid, messages: Sequence[Message], timeout: float | None, most: Sequence[int]) -> Iterator[Message]:
+def exchange(grid: Grid, messages: Iterable[Message], timeout: float | None, most: Iterable[int]) -> Iterator[Message]:
     """Push messages, and yield each reply as it comes, until all are there or the time is over: `Exchange`."""
     sent = Exchange(grid, messages, most)
     end = None if timeout is None else time.monotonic() + timeout
@@ -79,21 +144,6 @@ def exchange(grid: Grid, messages: Sequence[Message], timeout: float | None, mos
             yield reply
     finally:
         sent.close()
-
-
-def _await(
-    grid: Grid, asked: Asked, replies: SimpleQueue[Message | Exception], over: threading.Event, pause: float
-) -> None:
-    """Look for the reply to a message until it is there or nobody waits for it any more."""
-    try:
-        while not over.is_set():
-            reply = receive(grid, asked, over)
-            if reply is not None:
-                replies.put(reply)
-                return
-            over.wait(pause)
-    except Exception as error:  # raised where the replies are taken
-        replies.put(error)
 
 
 def explain(name: str, error: Error) -> Absence:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,11 +33,10 @@ from fpld.engines.flower.payload import content_bytes
 from fpld.errors import ProtocolError
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator
 
-    from flwr.proto.message_pb2 import ObjectTree
     from flwr.serverapp import Grid
+    from flwr.supercore.runtime import RuntimeHttpClient
 
 log = logging.getLogger(__name__)
 
@@ -67,87 +67,113 @@ class Asked(NamedTuple):
             raise ProtocolError(f"its reply holds {size} bytes, at most {self.most} are wanted")
 
 
-def receive(grid: Grid, asked: Asked, over: threading.Event) -> Message | None:
-    """Return the reply to a message if it is there; what cannot be used is a message with an error."""
-    try:
-        if isinstance(grid, HttpGrid):
-            reply = _Pull(grid, asked, over).reply()
-        else:
-            reply = next(iter(grid.pull_messages([asked.identity])), None)
-        if reply is not None:
-            _check(reply, asked)
-    except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
-        raise
-    except ProtocolError as error:
-        return _refused(asked, str(error))
-    except Exception as error:  # Flower's readers raise what they like on hostile bytes
-        log.debug("a reply cannot be read", exc_info=True)
-        return _refused(asked, f"its reply cannot be read ({type(error).__name__})")
-    return reply
+class Pull:
+    """The reply to a message on its way to us: a step at a time, and no step waits for a node.
 
+    What cannot be used is a message with an error.
+    """
 
-class _Pull:
-    """Pull the pieces of a reply over HTTP, one after the other."""
+    def __init__(self, grid: Grid, asked: Asked) -> None:
+        self.asked, self._grid = asked, grid
+        self._identity, self._names = "", deque[str]()
+        self._contents: dict[str, bytes] = {}
+        self._left, self._end, self._pause = asked.room, 0.0, _PAUSES[0]
 
-    def __init__(self, grid: HttpGrid, asked: Asked, over: threading.Event) -> None:
-        self._asked, self._over = asked, over
-        self._node, self._run = grid.node, grid.run.run_id
-        self._client = grid._runtime_client
-        hooks = self._client._client.event_hooks
+    @property
+    def announced(self) -> bool:
+        """Return whether there is a reply, of which pieces are still to come."""
+        return bool(self._identity)
+
+    @property
+    def pause(self) -> float:
+        """Return after how many seconds to look again for a piece: longer each time."""
+        pause, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
+        return pause
+
+    def step(self) -> Message | None:
+        """Return the reply if it is whole by now."""
+        try:
+            reply = self._pulled() if isinstance(self._grid, HttpGrid) else self._given()
+            if reply is not None:
+                _check(reply, self.asked)
+        except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
+            raise
+        except ProtocolError as error:
+            return _refused(self.asked, str(error))
+        except Exception as error:  # Flower's readers raise what they like on hostile bytes
+            log.debug("a reply cannot be read", exc_info=True)
+            return _refused(self.asked, f"its reply cannot be read ({type(error).__name__})")
+        return reply
+
+    def drop(self) -> None:
+        """Let the SuperLink forget the reply, whatever it was."""
+        if self.announced and isinstance(self._grid, HttpGrid):
+            identity, self._identity = self._identity, ""
+            self._client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(
+                    node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=identity
+                )
+            )
+
+    def _given(self) -> Message | None:
+        return next(iter(self._grid.pull_messages([self.asked.identity])), None)
+
+    @property
+    def _client(self) -> RuntimeHttpClient:
+        """Return Flower's client, which refuses answers that are too long."""
+        client = self._grid._runtime_client  # type: ignore[attr-defined]
+        hooks = client._client.event_hooks
         if _within not in hooks["response"]:
-            self._client._client.event_hooks = {**hooks, "response": [*hooks["response"], _within]}
-        self._pieces = _FEW + asked.most // _PIECE
+            client._client.event_hooks = {**hooks, "response": [*hooks["response"], _within]}
+        return client  # type: ignore[no-any-return]
 
-    def reply(self) -> Message | None:
-        """Return the reply, None if there is none yet or nobody waits for it any more."""
-        with _at_most(SLACK + 100 * self._pieces):
-            found = self._client.PullMessages(PullAppMessagesRequest(message_ids=[self._asked.identity]))
-        for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            if head.metadata.reply_to_message_id == self._asked.identity:
-                identity = head.metadata.message_id
-                try:
-                    contents = self._contents(tree)
-                finally:  # the SuperLink may forget it, whatever it was
-                    self._client.ConfirmMessageReceived(
-                        ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=identity)
-                    )
-                return None if contents is None else self._message(identity, contents)
-        return None
-
-    def _contents(self, tree: ObjectTree) -> dict[str, bytes] | None:
-        """Return the pieces by their ids."""
-        names = list(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))
-        if len(names) > self._pieces:
-            raise ProtocolError(f"its reply is in {len(names)} pieces, at most {self._pieces} are wanted")
-        left, contents = self._asked.room, {}
-        end = time.monotonic() + PATIENCE
-        for name in names:
-            found = self._piece(name, left, end)
-            if found is None:
+    def _pulled(self) -> Message | None:
+        """Look for the reply, or for its next pieces, over HTTP."""
+        try:
+            if not self.announced and not self._look():
                 return None
-            left, contents[name] = left - len(found), found
-        return contents
+            if not self._pieces():
+                return None
+            identity = self._identity
+        except BaseException:
+            self.drop()
+            raise
+        self.drop()
+        return self._message(identity)
 
-    def _piece(self, name: str, left: int, end: float) -> bytes | None:
-        """Wait for a piece; None if nobody waits for the reply any more."""
-        pause, longest = _PAUSES
-        while not self._over.is_set():
-            with _at_most(left):
-                found = self._client.PullObject(PullObjectRequest(node=self._node, run_id=self._run, object_id=name))
+    def _look(self) -> bool:
+        """Return whether there is a reply; note the names of its pieces."""
+        most = _FEW + self.asked.most // _PIECE
+        with _at_most(SLACK + 100 * most):
+            found = self._client.PullMessages(PullAppMessagesRequest(message_ids=[self.asked.identity]))
+        for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            if head.metadata.reply_to_message_id == self.asked.identity:
+                self._identity, self._end = head.metadata.message_id, time.monotonic() + PATIENCE
+                self._names = deque(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))
+                if len(self._names) > most:
+                    raise ProtocolError(f"its reply is in {len(self._names)} pieces, at most {most} are wanted")
+        return self.announced
+
+    def _pieces(self) -> bool:
+        """Fetch the pieces that are there; return whether all are."""
+        node, run = self._grid.node, self._grid.run.run_id  # type: ignore[attr-defined]
+        while self._names:
+            with _at_most(self._left):
+                request = PullObjectRequest(node=node, run_id=run, object_id=self._names[0])
+                found = self._client.PullObject(request)
             if not found.object_found:
                 raise ProtocolError("its reply was announced, and pieces of it never came")
-            if found.object_available:
-                content: bytes = found.object_content
-                return content
-            if time.monotonic() > end:
-                raise ProtocolError(f"its reply was announced, and not whole within {PATIENCE:g} s")
-            self._over.wait(pause)
-            pause = min(2 * pause, longest)
-        return None
+            if not found.object_available:
+                if time.monotonic() > self._end:
+                    raise ProtocolError(f"its reply was announced, and not whole within {PATIENCE:g} s")
+                return False
+            self._contents[self._names.popleft()] = found.object_content
+            self._left, self._pause = self._left - len(found.object_content), _PAUSES[0]
+        return True
 
-    def _message(self, identity: str, contents: dict[str, bytes]) -> Message:
-        self._asked.check(_unfolded(contents))
-        message = inflate_object_from_contents(identity, contents)
+    def _message(self, identity: str) -> Message:
+        self.asked.check(_unfolded(self._contents))
+        message = inflate_object_from_contents(identity, self._contents)
         if not isinstance(message, Message):
             raise ProtocolError("its reply is no message")
         message.metadata.__dict__["_message_id"] = identity

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from flwr.app import Message
@@ -110,7 +111,7 @@ class Roster:
     def _ask(self, grid: Grid, unknown: Sequence[int]) -> _Asking:
         challenges = {identity: secrets.token_hex(32) for identity in unknown}
         common = {"kind": "join", "session": self._session.hex(), "files": self._files, "wire": VERSION}
-        messages = [
+        messages = (
             Message(
                 pack(letter=(write_letter(b"", {**common, "challenge": challenges[identity]}), LETTER)),
                 identity,
@@ -118,8 +119,8 @@ class Roster:
                 ttl=_PATIENCE,
             )
             for identity in unknown
-        ]
-        sent = Exchange(grid, messages, [MOST_BYTES] * len(messages))
+        )
+        sent = Exchange(grid, messages, repeat(MOST_BYTES, len(unknown)))
         return _Asking(challenges, sent, time.monotonic() + _PATIENCE)
 
     def _hear(self, reply: Message, challenges: Mapping[int, str]) -> None:
