@@ -7,7 +7,7 @@
 What `--take` reads, by name: a preset's name: the folder of `fpld run NAME --seeds`; `equal-bytes`, `rules`, `leakage`,
 `attack-targets`, `attack-students`, `codecs`, `labels`: the folder with the command's CSV; `privacy`: that with
 privacy-*.csv; `audits`, `audit-copies`: folders of `fpld audit`; `adaptive`, `refinement`: out/results;
-`speed`, `growth`: out/bench.
+`speed`, `growth`: out/bench; `fleet`: the folder of `python -m benchmarks.fleet --out`.
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`. A kept run of a preset that no page names is one more
 table of docs/results.md. Every file has command, commit, machine, seeds and rows; the line below a table says them.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 KEPT = DOCS / "results"
-PAGES = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "results-huggingface.md")
+PAGES = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "results-huggingface.md", DOCS / "scale.md")
 NAMES = {
     "base": "base model, before the federation",
     "best node alone": "best node alone",
@@ -237,6 +237,7 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "rules": take_rules,
     "speed": take_study("speed"),
     "growth": take_study("growth"),
+    "fleet": take_study("fleet"),
     "codecs": take_csv("bench-codecs.csv", f"{CODECS} --bits 0.02,0.05,0.1,0.25,0.5,1,2,4"),
     "labels": take_csv(
         "bench-codecs.csv", "fpld bench codecs --scene students-1 students-3 large --context-bits 10,30,60,100,300"
@@ -450,6 +451,26 @@ def growth_lines(rows: list[Row]) -> list[str]:
     return grid(("rule", "K", "m", "V", *units), body)
 
 
+def fleet_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each number of nodes over a real SuperLink."""
+    names = {
+        "collect_seconds": "collecting, s",
+        "spread_seconds": "first to last answer, s",
+        "combine_seconds": "combining, s",
+        "serverapp_cpu": "processor of the aggregator, s",
+        "superlink_cpu": "of the SuperLink, s",
+        "frames_mb": "frames, MB",
+        "serverapp_mb": "memory of the aggregator, MB",
+        "superlink_mb": "of the SuperLink, MB",
+    }
+    digits = {name: 2 if name == "frames_mb" else 0 if name.endswith("_mb") else 1 for name in names}
+    body = [
+        [row["kind"], f"{row['nodes']:,}", *(f"{row[name]:,.{digits[name]}f}" for name in names)]
+        for row in rows
+    ]
+    return grid(("nodes are", "K", *names.values()), body)
+
+
 def adaptive_lines(rows: list[Row]) -> list[str]:
     """Return the ways to share out one total."""
     body = []
@@ -527,6 +548,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "labels": label_lines,
     "speed": speed_lines,
     "growth": growth_lines,
+    "fleet": fleet_lines,
     "adaptive": adaptive_lines,
     "refinement": refinement_lines,
     "rules": rule_lines,

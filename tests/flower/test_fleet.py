@@ -1,0 +1,48 @@
+"""Simulated nodes of `benchmarks.fleet` are nodes: an aggregator takes their frames and losses for what they say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flwr.app import Message
+
+from benchmarks.fleet_nodes import First, Node
+from fpld.engines.flower.home import open_home
+from tests.flower.conftest import NAMES, Deployment, InProcessGrid, carried
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+class FleetGrid(InProcessGrid):
+    """Let simulated nodes answer, the first of which is whole."""
+
+    def __init__(self, node_files: list[Path]) -> None:
+        super().__init__(node_files)
+        first = First(open_home(node_files[0]))
+        self._fleet = {100 + index: Node(0.0, index, file, first) for index, file in enumerate(node_files)}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        identities = []
+        for number, message in enumerate(messages):
+            identity = f"{len(self.replies)}-{number}"
+            message.metadata.__dict__["_message_id"] = identity
+            received = carried(message)[0]
+            received.metadata.__dict__["_message_id"] = identity
+            content = self._fleet[message.metadata.dst_node_id]._reply(received.content)
+            assert content is not None
+            self.replies[identity] = carried(Message(content, reply_to=received))[0]
+            identities.append(identity)
+        return identities
+
+
+def test_simulated_nodes_take_part_in_every_round(tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path)
+    deployment.serve(FleetGrid(deployment.node_files))
+    for line in deployment.trace():
+        assert line["nodes"] == list(NAMES)
+        assert line["refused"] == []
+        assert len(set(line["heldout_by_node"])) == 1  # all say what the first one has found
+    losses = [line["heldout_loss"] for line in deployment.trace()]
+    assert losses[-1] < losses[0]
