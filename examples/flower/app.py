@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fpld import config
 from fpld.engines.flower import client_app, serve
+from fpld.engines.flower.payload import content_bytes
 from fpld.engines.flower.simulation import simulated_home
 
 FEDERATION, TEXT = config.load(Path(__file__).with_name("federation.toml"))
@@ -26,7 +27,7 @@ log = logging.getLogger("flwr")
 def tell(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Say what a node answers: a mod of your own, which sees every message and every reply."""
     reply = call_next(message, context)
-    log.info("%s: %s bytes leave this node", message.metadata.message_type, reply.content.count_bytes())
+    log.info("%s: %s bytes leave this node", message.metadata.message_type, content_bytes(reply.content))
     return reply
 
 
