@@ -117,6 +117,7 @@ class Node:
     since: float = field(compare=False, default=0.0)
     message: Message | None = field(compare=False, default=None)
     files: bool = field(compare=False, default=False)
+    crowd: int = field(compare=False, default=1)
     secrets: dict[bytes, bytes] = field(compare=False, default_factory=dict)
 
     def step(self) -> None:
@@ -124,7 +125,7 @@ class Node:
         message = self.message or self._receive()
         now = time.monotonic()
         if message is None:
-            self.due = now + Pauses.idle(now - self.since)
+            self.due = now + Pauses.idle(now - self.since, self.crowd)
             return
         reply = self._reply(message.content)
         self.message = message if reply is None else None
@@ -133,7 +134,7 @@ class Node:
             return
         self._send(Message(reply, reply_to=message))
         self.since = time.monotonic()
-        self.due = self.since + Pauses.idle(0.0)
+        self.due = self.since + Pauses.idle(0.0, self.crowd)
 
     def _receive(self) -> Message | None:
         _, receive, _, _, _, pull, _, confirm = self.calls
@@ -156,6 +157,7 @@ class Node:
         letter = Letter.parse(unpack(content, "letter", LETTER)).body
         key = self._secret(bytes.fromhex(letter["session"]))
         if letter["kind"] == "join":
+            self.crowd = int(letter["nodes"])
             missing = [] if self.files else letter["files"]
             answer = {"kind": "joined", "name": self.file.parent.name, "challenge": letter["challenge"]}
             more = {"missing": missing, "wire": VERSION, "student": None, "instance": ""}

@@ -464,10 +464,7 @@ def fleet_lines(rows: list[Row]) -> list[str]:
         "superlink_mb": "of the SuperLink, MB",
     }
     digits = {name: 2 if name == "frames_mb" else 0 if name.endswith("_mb") else 1 for name in names}
-    body = [
-        [row["kind"], f"{row['nodes']:,}", *(f"{row[name]:,.{digits[name]}f}" for name in names)]
-        for row in rows
-    ]
+    body = [[row["kind"], f"{row['nodes']:,}", *(f"{row[name]:,.{digits[name]}f}" for name in names)] for row in rows]
     return grid(("nodes are", "K", *names.values()), body)
 
 

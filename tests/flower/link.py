@@ -19,7 +19,7 @@ from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesRespon
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fpld.engines.flower.receive import Asked, Pull
+from fpld.engines.flower.receive import Asked, Pull, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,6 +37,7 @@ class Link:
         self.replies: dict[str, tuple[Message, ObjectTree]] = {}
         self.objects: dict[str, bytes | None] = {}
         self.pulled: list[str] = []
+        self.questions: list[int] = []
         self.confirmed: list[str] = []
         self.status = 200
 
@@ -50,12 +51,14 @@ class Link:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         answer: Any
         if request.url.path.endswith("pull-messages"):
-            (identity,) = PullAppMessagesRequest.FromString(request.content).message_ids
-            found = [self.replies.pop(identity)] if identity in self.replies else []
-            heads = [message_to_proto(remove_content_from_message(message)) for message, _ in found]
-            for head in heads:
+            asked = PullAppMessagesRequest.FromString(request.content).message_ids
+            found = {identity: self.replies.pop(identity) for identity in asked if identity in self.replies}
+            heads = [message_to_proto(remove_content_from_message(message)) for message, _ in found.values()]
+            for identity, head in zip(found, heads, strict=True):
                 head.metadata.reply_to_message_id = identity  # that much a SuperLink sees to
-            answer = PullAppMessagesResponse(messages_list=heads, message_object_trees=[tree for _, tree in found])
+            trees = [tree for _, tree in found.values()]
+            answer = PullAppMessagesResponse(messages_list=heads, message_object_trees=trees)
+            self.questions.append(len(asked))
         elif request.url.path.endswith("pull-object"):
             identity = PullObjectRequest.FromString(request.content).object_id
             content = self.objects.get(identity)
@@ -74,9 +77,13 @@ class Link:
 def pulled(grid: Grid, asked: Asked) -> Message | None:
     """Return a reply as soon as it is whole; None if none is announced."""
     pull = Pull(grid, asked)
-    while (reply := pull.step()) is None and pull.announced:
+    if found := look(grid, {asked.identity: pull}):
+        return found[0]
+    while pull.announced:
+        if (reply := pull.step()) is not None:
+            return reply
         time.sleep(pull.pause)
-    return reply
+    return None
 
 
 class LinkedGrid(HttpGrid):

@@ -173,6 +173,37 @@ def test_a_slow_reply_holds_up_no_other_and_not_the_deadline() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reply")]  # nobody waits for it
 
 
+def test_many_replies_are_one_question() -> None:
+    link = Link()
+    for number in range(120):
+        link.reply(f"question {number}", answer(bytes([number]), question(number)))
+    messages = (question(number) for number in range(120))
+    found = [
+        unpack(reply.content, "frame", FRAME) for reply in exchange(LinkedGrid(link), messages, 30.0, [MOST] * 120)
+    ]
+    assert sorted(found) == [bytes([number]) for number in range(120)]
+    assert max(link.questions) == 50
+    assert len(link.questions) < 20
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_announcement_that_is_too_long_costs_others_at_most_a_second_question(alone: bool) -> None:
+    """Asked for together, all three are lost and asked again; asked for one by one, only its sender's is refused."""
+    link = Link()
+    for number in range(3):
+        link.reply(f"question {number}", answer(bytes([number]), question(number)))
+    message, tree = link.replies["question 1"]
+    for number in range(30_000):
+        tree.children.add(object_id=f"{number:064d}")
+    link.replies["question 1"] = message, tree
+    messages = [question(number) for number in range(3)]
+    replies = {
+        r.metadata.reply_to_message_id: r for r in exchange(LinkedGrid(link), messages, 5.0, [MOST] * 3, alone=alone)
+    }
+    states = [explain("", r.error).state if r.has_error() else "right" for _, r in sorted(replies.items())]
+    assert states == (["right", "failed", "right"] if alone else ["lost"] * 3)
+
+
 def test_a_run_that_was_stopped_ends_and_trouble_at_the_superlink_is_said() -> None:
     link = Link()
     link.status = 500

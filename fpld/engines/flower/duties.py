@@ -25,6 +25,7 @@ from fpld.engines.flower.discretion import conceal
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger, Question
+from fpld.engines.flower.polling import note_crowd
 from fpld.engines.flower.presence import presence
 from fpld.engines.flower.spending import allow_spending, epsilon_so_far
 from fpld.errors import ProtocolError
@@ -88,6 +89,7 @@ def join(home: Home, data: bytes) -> bytes:
         )
     session = _session(body)
     answer = {"kind": "joined", "name": home.terms.name, "challenge": body.get("challenge"), "missing": missing}
+    note_crowd(home.folder / "flower", body.get("nodes"))
     who = presence(home.folder)
     more = {"wire": VERSION, "student": _held(_folder(home, session)), "instance": who["instance"] if who else ""}
     return write_letter(home.secret(session), answer | more)

@@ -12,11 +12,11 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from fpld._check import printable
-from fpld.engines.flower.receive import Asked, Pull
+from fpld.engines.flower.receive import Asked, Pull, look
 from fpld.federation.engine import Absence
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from flwr.app import Error, Message, Metadata
     from flwr.serverapp import Grid
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fpld.federation.engine import Why
 
 _PAUSE = 0.5  # seconds between two looks for a reply; Flower's own loop takes three
-_PAUSE_EACH = 0.02  # for each that is waited for: many nodes are not asked for more often than that
-_THREADS = 8  # that look for replies
-_SOME = 50  # messages that are made and sent at a time
+_PAUSE_EACH = 0.005  # for each that is waited for: a question takes a SuperLink about 12 ms, and 50 are one question
+_THREADS = 8  # that fetch replies
+_SOME = 50  # messages that are made and sent at a time, or replies that are asked for at once
 _REASONS: dict[int, tuple[Why, str]] = {
     3: ("lost", "its reply got lost"),
     4: ("lost", "its reply got lost"),
@@ -37,7 +37,7 @@ _REASONS: dict[int, tuple[Why, str]] = {
 
 @dataclass(order=True)
 class _Turn:
-    """When to look next for a reply."""
+    """When to look next for the pieces of a reply."""
 
     due: float
     number: int
@@ -47,21 +47,24 @@ class _Turn:
 class Exchange:
     """Messages that were sent, and their replies as they come.
 
-    A few threads look for replies, each when it is due. One that comes slowly is laid aside: it holds up no other, and
-    not the end either. Messages are sent some at a time, and none is kept: their number costs no memory.
-    `most` are the bytes that each reply may have: `fpld.engines.flower.receive` says what becomes of longer ones.
+    One thread asks for many replies at once; a few others fetch the pieces of those that are there. A reply that comes
+    slowly is laid aside: it holds up no other, and not the end either. Messages are sent some at a time, and none is
+    kept: their number costs no memory. `most` are the bytes that each reply may have; `fpld.engines.flower.receive`
+    says what becomes of longer ones. `alone`: ask for each reply by itself, so that none is lost by another's fault.
     """
 
-    def __init__(self, grid: Grid, messages: Iterable[Message], most: Iterable[int]) -> None:
+    def __init__(self, grid: Grid, messages: Iterable[Message], most: Iterable[int], *, alone: bool = False) -> None:
+        self._grid, self._at_once = grid, 1 if alone else _SOME
         self._replies: SimpleQueue[Message | Exception] = SimpleQueue()
         self._over, self._changed = threading.Event(), threading.Condition()
+        self._waiting: dict[str, Pull] = {}
         self._turns: list[_Turn] = []
         self._sending, self.left = True, 0
         pairs = zip(messages, most, strict=True)
         try:
             while some := list(islice(pairs, _SOME)):
                 pushed = set(grid.push_messages([message for message, _ in some]))
-                self._await(grid, [(message.metadata, size) for message, size in some], pushed)
+                self._await([(message.metadata, size) for message, size in some], pushed)
             self._sending = False
         except BaseException:
             self.close()
@@ -84,57 +87,85 @@ class Exchange:
         with self._changed:
             self._changed.notify_all()
 
-    def _await(self, grid: Grid, sent: Sequence[tuple[Metadata, int]], pushed: Collection[str]) -> None:
-        """Look for the replies to messages that were sent, one after the other."""
-        first, now = self.left, time.monotonic()
+    def _await(self, sent: Sequence[tuple[Metadata, int]], pushed: Collection[str]) -> None:
+        """Look for the replies to messages that were sent from now on."""
+        first = self.left
         for head, size in sent:
             if head.message_id in pushed:
-                pull = Pull(grid, Asked(head.message_id, head.dst_node_id, size))
+                pull = Pull(self._grid, Asked(head.message_id, head.dst_node_id, size))
                 with self._changed:
-                    heapq.heappush(self._turns, _Turn(now + _PAUSE_EACH * (self.left - first), self.left, pull))
+                    self._waiting[head.message_id] = pull
                 self.left += 1
-        for number in range(first, min(self.left, _THREADS)):
-            threading.Thread(target=self._work, daemon=True, name=f"reply {number}").start()
+        if first == 0 < self.left:
+            self._start(self._look)
+        for _ in range(first, min(self.left, _THREADS)):
+            self._start(self._fetch)
 
-    def _work(self) -> None:
-        """Take the turn that is due first, until all replies are there or nobody waits for them any more."""
+    def _start(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=self._do, args=(work,), daemon=True, name=f"reply {work.__name__}").start()
+
+    def _do(self, work: Callable[[], None]) -> None:
         try:
-            while (turn := self._next()) is not None:
-                reply = turn.pull.step()
-                if reply is not None:
-                    self._replies.put(reply)
-                    continue
-                pause = turn.pull.pause if turn.pull.announced else max(_PAUSE, _PAUSE_EACH * len(self._turns))
-                turn.due = time.monotonic() + pause
-                with self._changed:
-                    heapq.heappush(self._turns, turn)
-            self._drop()
+            work()
         except Exception as error:  # raised where the replies are taken
             self._replies.put(error)
+
+    def _look(self) -> None:
+        """Ask for replies, some at a time, until all are there or nobody waits for them any more."""
+        while (self._waiting or self._sending) and not self._over.is_set():
+            with self._changed:
+                asked = list(self._waiting.items())
+            for start in range(0, len(asked), self._at_once):
+                if not self._over.is_set():
+                    self._hear(dict(asked[start : start + self._at_once]))
+            self._over.wait(max(_PAUSE, _PAUSE_EACH * len(self._waiting) * (_SOME if self._at_once == 1 else 1)))
+        with self._changed:
+            self._changed.notify_all()
+
+    def _hear(self, asked: dict[str, Pull]) -> None:
+        """Ask for some replies; hand over those that are there, and have the others' pieces fetched."""
+        for reply in look(self._grid, asked):
+            if self._waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
+                self._replies.put(reply)
+        with self._changed:
+            for identity, pull in asked.items():
+                if pull.announced and self._waiting.pop(identity, None) is not None:
+                    heapq.heappush(self._turns, _Turn(time.monotonic(), len(self._turns), pull))
+            self._changed.notify_all()
+
+    def _fetch(self) -> None:
+        """Fetch pieces of the reply that is due first, until all are there or nobody waits for them any more."""
+        while (turn := self._next()) is not None:
+            reply = turn.pull.step()
+            if reply is not None:
+                self._replies.put(reply)
+                continue
+            turn.due = time.monotonic() + turn.pull.pause
+            with self._changed:
+                heapq.heappush(self._turns, turn)
+        while self._over.is_set() and (turn := self._left_over()) is not None:
+            turn.pull.drop()
 
     def _next(self) -> _Turn | None:
         """Wait for the turn that is due first; None if there is none any more."""
         with self._changed:
-            while (self._turns or self._sending) and not self._over.is_set():
+            while (self._turns or self._waiting or self._sending) and not self._over.is_set():
                 wait = self._turns[0].due - time.monotonic() if self._turns else _PAUSE
                 if wait <= 0:
                     return heapq.heappop(self._turns)
                 self._changed.wait(min(wait, _PAUSE))
         return None
 
-    def _drop(self) -> None:
-        """Forget replies that were announced and nobody waits for."""
-        while self._over.is_set():
-            with self._changed:
-                if not self._turns:
-                    return
-                turn = self._turns.pop()
-            turn.pull.drop()
+    def _left_over(self) -> _Turn | None:
+        with self._changed:
+            return self._turns.pop() if self._turns else None
 
 
-def exchange(grid: Grid, messages: Iterable[Message], timeout: float | None, most: Iterable[int]) -> Iterator[Message]:
+def exchange(
+    grid: Grid, messages: Iterable[Message], timeout: float | None, most: Iterable[int], *, alone: bool = False
+) -> Iterator[Message]:
     """Push messages, and yield each reply as it comes, until all are there or the time is over: `Exchange`."""
-    sent = Exchange(grid, messages, most)
+    sent = Exchange(grid, messages, most, alone=alone)
     end = None if timeout is None else time.monotonic() + timeout
     try:
         while sent.left:

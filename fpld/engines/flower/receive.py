@@ -33,13 +33,15 @@ from fpld.engines.flower.payload import content_bytes
 from fpld.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from flwr.proto.message_pb2 import ObjectTree
     from flwr.serverapp import Grid
     from flwr.supercore.runtime import RuntimeHttpClient
 
 log = logging.getLogger(__name__)
 
+LOST = 3  # Flower's code of errors that stand for replies which got lost
 REFUSED = 100  # the code of errors that stand for replies which were not received; Flower's own are below
 SLACK = 1 << 17  # bytes beyond the right size that are received: Flower's records, and enough to say what is wrong
 PATIENCE = 3600.0  # seconds in which a reply that was announced must be whole, if the run has no deadline
@@ -61,10 +63,40 @@ class Asked(NamedTuple):
         """Return how many bytes are received at most."""
         return self.most + SLACK
 
+    @property
+    def pieces(self) -> int:
+        """Return in how many pieces a reply may come at most."""
+        return _FEW + self.most // _PIECE
+
     def check(self, size: int) -> None:
         """Refuse a reply of so many bytes if that is too much."""
         if size > self.room:
             raise ProtocolError(f"its reply holds {size} bytes, at most {self.most} are wanted")
+
+
+def look(grid: Grid, pulls: Mapping[str, Pull]) -> list[Message]:
+    """Ask once for the replies to some messages, by their ids; return those that are here, or that cannot be used.
+
+    Replies over HTTP are only announced: their pulls then fetch the pieces. If the answer is too long to be read, one
+    node is to blame, and nobody knows which: of several replies each counts as lost, so that it is asked for again.
+    """
+    try:
+        if not isinstance(grid, HttpGrid):
+            replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(pulls))}
+            return [pulls[identity].checked(reply) for identity, reply in replies.items() if identity in pulls]
+        with _at_most(SLACK + sum(100 * pull.asked.pieces for pull in pulls.values())):
+            found = _client(grid).PullMessages(PullAppMessagesRequest(message_ids=list(pulls)))
+        heads = zip(found.messages_list, found.message_object_trees, strict=True)
+    except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
+        raise
+    except Exception as error:  # Flower's readers raise what they like on hostile bytes
+        return [_unusable(pull.asked, error, LOST if len(pulls) > 1 else REFUSED) for pull in pulls.values()]
+    refused = []
+    for head, tree in heads:
+        pull = pulls.get(head.metadata.reply_to_message_id)
+        if pull is not None and (error := pull.announce(head.metadata.message_id, tree)) is not None:
+            refused.append(error)
+    return refused
 
 
 class Pull:
@@ -90,77 +122,54 @@ class Pull:
         pause, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
         return pause
 
+    def announce(self, identity: str, tree: ObjectTree) -> Message | None:
+        """Note the pieces of the reply; return an error if they are too many."""
+        self._identity, self._end = identity, time.monotonic() + PATIENCE
+        self._names = deque(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))
+        if len(self._names) <= self.asked.pieces:
+            return None
+        self.drop()
+        most = self.asked.pieces
+        return _error(self.asked, REFUSED, f"its reply is in {len(self._names)} pieces, at most {most} are wanted")
+
     def step(self) -> Message | None:
-        """Return the reply if it is whole by now."""
+        """Fetch the pieces that are there; return the reply if it is whole by now."""
         try:
-            reply = self._pulled() if isinstance(self._grid, HttpGrid) else self._given()
-            if reply is not None:
-                _check(reply, self.asked)
+            if not self._pieces():
+                return None
+            identity = self._identity
+            self.drop()
+            return self.checked(self._message(identity))
         except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
             raise
-        except ProtocolError as error:
-            return _refused(self.asked, str(error))
         except Exception as error:  # Flower's readers raise what they like on hostile bytes
-            log.debug("a reply cannot be read", exc_info=True)
-            return _refused(self.asked, f"its reply cannot be read ({type(error).__name__})")
-        return reply
+            self.drop()
+            return _unusable(self.asked, error)
 
     def drop(self) -> None:
         """Let the SuperLink forget the reply, whatever it was."""
         if self.announced and isinstance(self._grid, HttpGrid):
             identity, self._identity = self._identity, ""
-            self._client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(
-                    node=self._grid.node, run_id=self._grid.run.run_id, message_object_id=identity
-                )
+            node, run = self._grid.node, self._grid.run.run_id
+            _client(self._grid).ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=identity)
             )
 
-    def _given(self) -> Message | None:
-        return next(iter(self._grid.pull_messages([self.asked.identity])), None)
-
-    @property
-    def _client(self) -> RuntimeHttpClient:
-        """Return Flower's client, which refuses answers that are too long."""
-        client = self._grid._runtime_client  # type: ignore[attr-defined]
-        hooks = client._client.event_hooks
-        if _within not in hooks["response"]:
-            client._client.event_hooks = {**hooks, "response": [*hooks["response"], _within]}
-        return client  # type: ignore[no-any-return]
-
-    def _pulled(self) -> Message | None:
-        """Look for the reply, or for its next pieces, over HTTP."""
+    def checked(self, reply: Message) -> Message:
+        """Return a reply if it is to what was asked, of the node that was asked, and short enough; else an error."""
         try:
-            if not self.announced and not self._look():
-                return None
-            if not self._pieces():
-                return None
-            identity = self._identity
-        except BaseException:
-            self.drop()
-            raise
-        self.drop()
-        return self._message(identity)
-
-    def _look(self) -> bool:
-        """Return whether there is a reply; note the names of its pieces."""
-        most = _FEW + self.asked.most // _PIECE
-        with _at_most(SLACK + 100 * most):
-            found = self._client.PullMessages(PullAppMessagesRequest(message_ids=[self.asked.identity]))
-        for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            if head.metadata.reply_to_message_id == self.asked.identity:
-                self._identity, self._end = head.metadata.message_id, time.monotonic() + PATIENCE
-                self._names = deque(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))
-                if len(self._names) > most:
-                    raise ProtocolError(f"its reply is in {len(self._names)} pieces, at most {most} are wanted")
-        return self.announced
+            _check(reply, self.asked)
+        except Exception as error:  # as above
+            return _unusable(self.asked, error)
+        return reply
 
     def _pieces(self) -> bool:
         """Fetch the pieces that are there; return whether all are."""
-        node, run = self._grid.node, self._grid.run.run_id  # type: ignore[attr-defined]
+        grid: HttpGrid = self._grid  # type: ignore[assignment]  # others announce nothing
         while self._names:
             with _at_most(self._left):
-                request = PullObjectRequest(node=node, run_id=run, object_id=self._names[0])
-                found = self._client.PullObject(request)
+                request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=self._names[0])
+                found = _client(grid).PullObject(request)
             if not found.object_found:
                 raise ProtocolError("its reply was announced, and pieces of it never came")
             if not found.object_available:
@@ -178,6 +187,15 @@ class Pull:
             raise ProtocolError("its reply is no message")
         message.metadata.__dict__["_message_id"] = identity
         return message
+
+
+def _client(grid: HttpGrid) -> RuntimeHttpClient:
+    """Return Flower's client, which from now on refuses answers that are too long."""
+    client = grid._runtime_client
+    hooks = client._client.event_hooks
+    if _within not in hooks["response"]:
+        client._client.event_hooks = {**hooks, "response": [*hooks["response"], _within]}
+    return client
 
 
 @contextmanager
@@ -219,7 +237,15 @@ def _check(reply: Message, asked: Asked) -> None:
     asked.check(content_bytes(reply.content))
 
 
-def _refused(asked: Asked, reason: str) -> Message:
+def _unusable(asked: Asked, error: Exception, code: int = REFUSED) -> Message:
+    """Return what stands in the place of a reply that cannot be used."""
+    if isinstance(error, ProtocolError):
+        return _error(asked, code, str(error))
+    log.debug("a reply cannot be read", exc_info=error)
+    return _error(asked, code, f"its reply cannot be read ({type(error).__name__})")
+
+
+def _error(asked: Asked, code: int, reason: str) -> Message:
     metadata = Metadata(
         run_id=0,
         message_id="",
@@ -231,4 +257,4 @@ def _refused(asked: Asked, reason: str) -> Message:
         ttl=0.0,
         message_type="system",
     )
-    return make_message(metadata=metadata, error=Error(REFUSED, reason))
+    return make_message(metadata=metadata, error=Error(code, reason))

@@ -111,6 +111,7 @@ class Roster:
     def _ask(self, grid: Grid, unknown: Sequence[int]) -> _Asking:
         challenges = {identity: secrets.token_hex(32) for identity in unknown}
         common = {"kind": "join", "session": self._session.hex(), "files": self._files, "wire": VERSION}
+        common["nodes"] = len(self.names)
         messages = (
             Message(
                 pack(letter=(write_letter(b"", {**common, "challenge": challenges[identity]}), LETTER)),

@@ -189,7 +189,8 @@ class ProbeLogitDistillation(Strategy):
             if not tasks or self._grid is None:
                 break
             messages = self._trained(tasks)
-            self._collect(exchange(self._grid, messages, self._deadline, self._frame_bytes()), absent)
+            replies = exchange(self._grid, messages, self._deadline, self._frame_bytes(), alone=True)
+            self._collect(replies, absent)
         if self.federation.unjudged is not None:
             self._judged(self.federation.judge)
         combined = self.federation.close(list(absent.values()))
