@@ -258,16 +258,24 @@ def main() -> None:
     given = parser.parse_args()
     asked = [(int(word), False) for word in given.real.split(",") if word]
     asked += [(int(word), True) for word in given.simulated.split(",") if word]
-    rows = []
     for count, simulated in asked:
-        rows.append(measure(count, given.rounds, given.patience, simulated=simulated))
-        sys.stdout.write(json.dumps(rows[-1]) + "\n")
+        row = measure(count, given.rounds, given.patience, simulated=simulated)
+        sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
-    if given.out is not None:
-        given.out.mkdir(parents=True, exist_ok=True)
-        command = f"python -m benchmarks.fleet --real {given.real} --simulated {given.simulated}"
-        kept = {"command": command, "seeds": [0], "rows": rows}
-        (given.out / "fleet.json").write_text(json.dumps(kept, indent=1) + "\n")
+        if given.out is not None and row["ended"]:
+            keep(given.out / "fleet.json", row)
+
+
+def keep(path: Path, row: Row) -> None:
+    """Add a row to those that were kept before, in the place of one of the same size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [each for each in before if (each["kind"], each["nodes"]) != (row["kind"], row["nodes"])]
+    rows = sorted([*rows, row], key=lambda each: (each["kind"], each["nodes"]))
+    sizes = {kind: ",".join(str(r["nodes"]) for r in rows if r["kind"] == kind) for kind in ("real", "simulated")}
+    options = " ".join(f"--{kind} {said}" for kind, said in sizes.items() if said)
+    kept = {"command": f"python -m benchmarks.fleet {options}", "seeds": [0], "rows": rows}
+    path.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fpld.federation.engine import Why
 
 _PAUSE = 0.5  # seconds between two looks for a reply; Flower's own loop takes three
-_PAUSE_EACH = 0.005  # for each that is waited for: a question takes a SuperLink about 12 ms, and 50 are one question
+_PAUSE_EACH = 0.25  # for each question: one takes a SuperLink 12 ms and more, and 50 replies are one question
 _THREADS = 8  # that fetch replies
 _SOME = 50  # messages that are made and sent at a time, or replies that are asked for at once
 _REASONS: dict[int, tuple[Why, str]] = {
@@ -45,30 +45,30 @@ class _Turn:
 
 
 class Exchange:
-    """Messages that were sent, and their replies as they come.
+    """Messages that are sent, and their replies as they come.
 
     One thread asks for many replies at once; a few others fetch the pieces of those that are there. A reply that comes
-    slowly is laid aside: it holds up no other, and not the end either. Messages are sent some at a time, and none is
-    kept: their number costs no memory. `most` are the bytes that each reply may have; `fpld.engines.flower.receive`
-    says what becomes of longer ones. `alone`: ask for each reply by itself, so that none is lost by another's fault.
+    slowly is laid aside: it holds up no other, and not the end either. `alone`: ask for each reply by itself, so that
+    none is lost by another's fault.
     """
 
-    def __init__(self, grid: Grid, messages: Iterable[Message], most: Iterable[int], *, alone: bool = False) -> None:
-        self._grid, self._at_once = grid, 1 if alone else _SOME
+    def __init__(self, grid: Grid, *, alone: bool = False) -> None:
+        self.grid, self._at_once = grid, 1 if alone else _SOME
         self._replies: SimpleQueue[Message | Exception] = SimpleQueue()
         self._over, self._changed = threading.Event(), threading.Condition()
         self._waiting: dict[str, Pull] = {}
         self._turns: list[_Turn] = []
-        self._sending, self.left = True, 0
+        self._threads = self.left = 0
+
+    def send(self, messages: Iterable[Message], most: Iterable[int]) -> None:
+        """Send messages some at a time, and keep none: their number costs no memory.
+
+        `most` are the bytes that each reply may have: `fpld.engines.flower.receive` says what becomes of longer ones.
+        """
         pairs = zip(messages, most, strict=True)
-        try:
-            while some := list(islice(pairs, _SOME)):
-                pushed = set(grid.push_messages([message for message, _ in some]))
-                self._await([(message.metadata, size) for message, size in some], pushed)
-            self._sending = False
-        except BaseException:
-            self.close()
-            raise
+        while some := list(islice(pairs, _SOME)):
+            pushed = set(self.grid.push_messages([message for message, _ in some]))
+            self._await([(message.metadata, size) for message, size in some], pushed)
 
     def wait(self, seconds: float | None) -> Message | None:
         """Return the next reply, None if there is none within so many seconds."""
@@ -89,20 +89,16 @@ class Exchange:
 
     def _await(self, sent: Sequence[tuple[Metadata, int]], pushed: Collection[str]) -> None:
         """Look for the replies to messages that were sent from now on."""
-        first = self.left
         for head, size in sent:
             if head.message_id in pushed:
-                pull = Pull(self._grid, Asked(head.message_id, head.dst_node_id, size))
                 with self._changed:
-                    self._waiting[head.message_id] = pull
+                    self._waiting[head.message_id] = Pull(self.grid, Asked(head.message_id, head.dst_node_id, size))
+                    self._changed.notify_all()
                 self.left += 1
-        if first == 0 < self.left:
-            self._start(self._look)
-        for _ in range(first, min(self.left, _THREADS)):
-            self._start(self._fetch)
-
-    def _start(self, work: Callable[[], None]) -> None:
-        threading.Thread(target=self._do, args=(work,), daemon=True, name=f"reply {work.__name__}").start()
+        while self._threads < min(1 + self.left, 1 + _THREADS) and self.left:
+            work = self._fetch if self._threads else self._look
+            threading.Thread(target=self._do, args=(work,), daemon=True, name=f"reply {self._threads}").start()
+            self._threads += 1
 
     def _do(self, work: Callable[[], None]) -> None:
         try:
@@ -111,20 +107,21 @@ class Exchange:
             self._replies.put(error)
 
     def _look(self) -> None:
-        """Ask for replies, some at a time, until all are there or nobody waits for them any more."""
-        while (self._waiting or self._sending) and not self._over.is_set():
+        """Ask for replies, some at a time, until nobody waits for them any more."""
+        while not self._over.is_set():
             with self._changed:
                 asked = list(self._waiting.items())
+                if not asked:
+                    self._changed.wait(_PAUSE)
             for start in range(0, len(asked), self._at_once):
                 if not self._over.is_set():
                     self._hear(dict(asked[start : start + self._at_once]))
-            self._over.wait(max(_PAUSE, _PAUSE_EACH * len(self._waiting) * (_SOME if self._at_once == 1 else 1)))
-        with self._changed:
-            self._changed.notify_all()
+            questions = -(-len(self._waiting) // self._at_once)
+            self._over.wait(max(_PAUSE, _PAUSE_EACH * questions) if self._waiting else 0)
 
     def _hear(self, asked: dict[str, Pull]) -> None:
         """Ask for some replies; hand over those that are there, and have the others' pieces fetched."""
-        for reply in look(self._grid, asked):
+        for reply in look(self.grid, asked):
             if self._waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
                 self._replies.put(reply)
         with self._changed:
@@ -134,7 +131,7 @@ class Exchange:
             self._changed.notify_all()
 
     def _fetch(self) -> None:
-        """Fetch pieces of the reply that is due first, until all are there or nobody waits for them any more."""
+        """Fetch pieces of the reply that is due first, until nobody waits for any more."""
         while (turn := self._next()) is not None:
             reply = turn.pull.step()
             if reply is not None:
@@ -143,13 +140,13 @@ class Exchange:
             turn.due = time.monotonic() + turn.pull.pause
             with self._changed:
                 heapq.heappush(self._turns, turn)
-        while self._over.is_set() and (turn := self._left_over()) is not None:
+        while (turn := self._left_over()) is not None:
             turn.pull.drop()
 
     def _next(self) -> _Turn | None:
-        """Wait for the turn that is due first; None if there is none any more."""
+        """Wait for the turn that is due first; None if nobody waits any more."""
         with self._changed:
-            while (self._turns or self._waiting or self._sending) and not self._over.is_set():
+            while not self._over.is_set():
                 wait = self._turns[0].due - time.monotonic() if self._turns else _PAUSE
                 if wait <= 0:
                     return heapq.heappop(self._turns)
@@ -165,9 +162,10 @@ def exchange(
     grid: Grid, messages: Iterable[Message], timeout: float | None, most: Iterable[int], *, alone: bool = False
 ) -> Iterator[Message]:
     """Push messages, and yield each reply as it comes, until all are there or the time is over: `Exchange`."""
-    sent = Exchange(grid, messages, most, alone=alone)
-    end = None if timeout is None else time.monotonic() + timeout
+    sent = Exchange(grid, alone=alone)
     try:
+        sent.send(messages, most)
+        end = None if timeout is None else time.monotonic() + timeout
         while sent.left:
             reply = sent.wait(None if end is None else end - time.monotonic())
             if reply is None:

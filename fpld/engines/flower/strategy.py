@@ -154,6 +154,7 @@ class ProbeLogitDistillation(Strategy):
         self._everyone = False
         tasks = self._tasks = self.federation.open()
         self._grid, self._worth, self._shelf = grid, Worth(len(self._parts)), Shelf()
+        self._again, self._lost = [], []
         return self._trained({index: tasks[index] for index in sorted(self.roster.ids)})
 
     def _trained(self, tasks: Mapping[int, Task]) -> Iterator[Message]:
@@ -185,12 +186,12 @@ class ProbeLogitDistillation(Strategy):
         self._collect(replies, absent)
         for _ in range(_TIMES):
             left = None if self._deadline is None else max(begun + self._deadline - time.monotonic(), 0.0)
-            tasks = self._with_blocks() | self._returned(left)
+            alone = not self._again  # who was lost may be so by another's fault
+            tasks = self._returned(left) if alone else self._with_blocks()
             if not tasks or self._grid is None:
                 break
             messages = self._trained(tasks)
-            replies = exchange(self._grid, messages, self._deadline, self._frame_bytes(), alone=True)
-            self._collect(replies, absent)
+            self._collect(exchange(self._grid, messages, self._deadline, self._frame_bytes(), alone=alone), absent)
         if self.federation.unjudged is not None:
             self._judged(self.federation.judge)
         combined = self.federation.close(list(absent.values()))
@@ -206,7 +207,6 @@ class ProbeLogitDistillation(Strategy):
     def _collect(self, replies: Iterable[Message], absent: dict[int, Absence]) -> None:
         """Take replies as they come; note who failed or is late, who asks for blocks, and who was lost on the way."""
         waiting = set(self._asked)
-        self._again, self._lost = [], []
         for index, reply in self._recognized(replies):
             waiting.discard(index)
             failure = self._take(index, reply)
@@ -225,7 +225,8 @@ class ProbeLogitDistillation(Strategy):
 
     def _with_blocks(self) -> dict[int, Task]:
         """Return the tasks once more of those who could not compute blocks of the prior, with these blocks."""
-        return {index: self.federation.again(index) for index in self._again}
+        asking, self._again = self._again, []
+        return {index: self.federation.again(index) for index in asking}
 
     def _returned(self, left: float | None) -> dict[int, Task]:
         """Wait a little for nodes that were lost while they worked; return the tasks once more of those who are back.
@@ -233,10 +234,11 @@ class ProbeLogitDistillation(Strategy):
         A node that had answered sends the same frame again.
         """
         wait = _RETURN if left is None else min(left, _RETURN)
-        if not self._lost or self._grid is None or wait < 1:
+        lost, self._lost = self._lost, []
+        if not lost or self._grid is None or wait < 1:
             return {}
-        self.roster.gather(self._grid, enough=len(self.roster.ids) + len(self._lost), wait=wait)
-        back = [index for index in self._lost if index in self.roster.ids]
+        self.roster.gather(self._grid, enough=len(self.roster.ids) + len(lost), wait=wait)
+        back = [index for index in lost if index in self.roster.ids]
         for index in back:
             log.info("%s is back: its task is sent again", self.federation.names[index])
         return {index: self._tasks[index] for index in back}
