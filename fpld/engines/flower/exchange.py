@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import re
 import threading
 import time
 from dataclasses import dataclass, field
 from itertools import islice
-from queue import Empty, SimpleQueue
+from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING
 
 from fpld._check import printable
@@ -54,7 +55,7 @@ class Exchange:
 
     def __init__(self, grid: Grid, *, alone: bool = False) -> None:
         self.grid, self._at_once = grid, 1 if alone else _SOME
-        self._replies: SimpleQueue[Message | Exception] = SimpleQueue()
+        self._replies: Queue[Message | Exception] = Queue(_THREADS)  # more wait at the SuperLink
         self._over, self._changed = threading.Event(), threading.Condition()
         self._waiting: dict[str, Pull] = {}
         self._turns: list[_Turn] = []
@@ -104,7 +105,14 @@ class Exchange:
         try:
             work()
         except Exception as error:  # raised where the replies are taken
-            self._replies.put(error)
+            self._give(error)
+
+    def _give(self, reply: Message | Exception) -> None:
+        """Hand a reply over as soon as there is room, unless nobody waits any more."""
+        while not self._over.is_set():
+            with contextlib.suppress(Full):
+                self._replies.put(reply, timeout=_PAUSE)
+                return
 
     def _look(self) -> None:
         """Ask for replies, some at a time, until nobody waits for them any more."""
@@ -123,7 +131,7 @@ class Exchange:
         """Ask for some replies; hand over those that are there, and have the others' pieces fetched."""
         for reply in look(self.grid, asked):
             if self._waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
-                self._replies.put(reply)
+                self._give(reply)
         with self._changed:
             for identity, pull in asked.items():
                 if pull.announced and self._waiting.pop(identity, None) is not None:
@@ -135,7 +143,7 @@ class Exchange:
         while (turn := self._next()) is not None:
             reply = turn.pull.step()
             if reply is not None:
-                self._replies.put(reply)
+                self._give(reply)
                 continue
             turn.due = time.monotonic() + turn.pull.pause
             with self._changed:
