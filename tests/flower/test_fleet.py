@@ -25,8 +25,8 @@ class FleetGrid(InProcessGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         identities = []
-        for number, message in enumerate(messages):
-            identity = f"{len(self.replies)}-{number}"
+        for message in messages:
+            identity = f"message {next(self.numbers)}"
             message.metadata.__dict__["_message_id"] = identity
             received = carried(message)[0]
             received.metadata.__dict__["_message_id"] = identity
