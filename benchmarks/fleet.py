@@ -45,7 +45,7 @@ heldout_tokens = 2048
 
 [probe]
 source = "1940-1969"
-contexts = 512
+contexts = 2048
 length = 32
 limit = 400_000
 

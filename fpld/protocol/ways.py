@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fpld.types import Floats, Ints
 
 _PRIOR = 1 << 20  # coordinates of the prior that are looked at together, by all nodes
-_NODES = 16  # up to so many; of more nodes, fewer coordinates: what all of them change is held at once
+_NODES = 8  # up to so many; of more nodes, fewer coordinates: what all of them change is held at once
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
 
 

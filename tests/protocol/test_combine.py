@@ -366,7 +366,7 @@ def test_memory_for_sampled_labels_does_not_grow_with_nodes(monkeypatch: pytest.
     prior = make_prior(logits + rng.normal(0, 1, logits.shape).astype(np.float32))
     monkeypatch.setattr(ways, "_PRIOR", contexts * vocab)
     peaks, targets = [], []
-    for nodes, at_once in ((4, 16), (16, 16), (64, 16), (64, 64)):  # the first compiles
+    for nodes, at_once in ((4, 8), (8, 8), (64, 8), (64, 64)):  # the first compiles
         monkeypatch.setattr(ways, "_NODES", at_once)
         own = {"contexts": contexts, "vocab": vocab, "bits": 40.0, "prior": prior, "slots": nodes}
         plans = [make_plan(node=k, slot=k, **own) for k in range(nodes)]
@@ -375,8 +375,8 @@ def test_memory_for_sampled_labels_does_not_grow_with_nodes(monkeypatch: pytest.
         targets.append(combine(replies, Watcher(), 1).target)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[2] < 1.3 * peaks[1]
-    assert peaks[2] < 0.5 * peaks[3]
+    assert peaks[2] < 1.5 * peaks[1]  # 22 kB a node besides
+    assert peaks[2] < 0.4 * peaks[3]
     for name in ("starts", "tokens", "changes"):
         assert np.array_equal(getattr(targets[2], name), getattr(targets[3], name))
 
