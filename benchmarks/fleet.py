@@ -90,11 +90,16 @@ class Watch:
         self.held, self.rounds = 0.0, list[dict[str, float]]()
         self._folder, self._trace = folder, folder / "out/fpld/trace.jsonl"
         self._seen: dict[int, float] = {}
+        self._over = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
 
     def _look(self) -> None:
         beats = 0
-        while True:
+        while not self._over.wait(0.25):
             for process, words in processes(self._folder):
                 for name, word in PARTS.items():
                     if word in words:
@@ -105,7 +110,6 @@ class Watch:
             while len(self.rounds) < closed:
                 self.rounds.append({**self.seconds, "time": time.monotonic()})
             beats += 1
-            time.sleep(0.25)
 
     def _take(self, name: str, process: int) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -162,7 +166,7 @@ def measure(count: int, rounds: int, patience: float, *, simulated: bool) -> Row
     """Run a deployment; return its row."""
     kind = "simulated" if simulated else "real"
     with tempfile.TemporaryDirectory(prefix="fpld-fleet-") as name:
-        folder, running = Path(name), list[subprocess.Popen[bytes]]()
+        folder, running, watch = Path(name), list[subprocess.Popen[bytes]](), None
         files = prepare(folder, count, rounds)
         insecure = ["--insecure"] if simulated else []
         words = ["fpld", "aggregator", folder / "run.toml", "--out", folder / "out", *insecure]
@@ -183,8 +187,10 @@ def measure(count: int, rounds: int, patience: float, *, simulated: bool) -> Row
         finally:
             for process in running:
                 stop(process)
+            if watch is not None:
+                watch.stop()
         row = {"kind": kind, "nodes": count}
-        if ended:
+        if ended or watch is None:
             tail = said(folder / "aggregator.log")[-1500:] + said(folder / "nodes.log")[-1500:]
             sys.stderr.write(f"{kind}, {count} nodes: did not end\n{tail}\n")
             return row | {"ended": False}
@@ -256,6 +262,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=900.0, help="seconds after which a deployment is given up")
     parser.add_argument("--out", type=Path, help="a folder for fleet.json")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended
     asked = [(int(word), False) for word in given.real.split(",") if word]
     asked += [(int(word), True) for word in given.simulated.split(",") if word]
     for count, simulated in asked:
