@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from flwr.app import Message
 
 from benchmarks.fleet_nodes import First, Node
 from fpld.engines.flower.home import open_home
+from fpld.engines.flower.payload import STUDENT, Shelf, pack_task, put, unpack_task
+from fpld.protocol import Task
 from tests.flower.conftest import NAMES, Deployment, InProcessGrid, carried
+from tests.helpers import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +39,22 @@ class FleetGrid(InProcessGrid):
             self.replies[identity] = carried(Message(content, reply_to=received))[0]
             identities.append(identity)
         return identities
+
+
+def test_what_all_nodes_get_is_held_once() -> None:
+    """Messages of one round share large arrays and bytes; parts of an array that differ are not taken for one."""
+    shelf, logits = Shelf(), np.random.default_rng(0).standard_normal((200, 300)).astype(np.float32)
+    tasks = [Task(make_plan(node=k), "uniform", broadcast="logits", arrays={"logits": logits[:]}) for k in range(3)]
+    contents = [pack_task(task, shelf=shelf) for task in tasks]
+    held = {id(content.array_records["arrays"]["logits"]) for content in contents}
+    assert len(held) == 1
+    assert [unpack_task(content).to_bytes() for content in contents] == [task.to_bytes() for task in tasks]
+    student = bytes(100)
+    for content in contents:
+        put(content, "student", student, STUDENT, shared=shelf)
+    assert len({id(content.array_records["shared"]["student"]) for content in contents}) == 1
+    parts = [logits[:100], logits[:99], logits[::2], logits[100:], logits[:100].view(np.int32)]
+    assert len({id(shelf.array("part", part)) for part in parts}) == len(parts)
 
 
 def test_simulated_nodes_take_part_in_every_round(tmp_path: Path) -> None:
