@@ -156,7 +156,7 @@ def pack_task(task: Task, *, arrays: bool = True, shelf: Shelf | None = None) ->
     small = {name: array for name, array in found.items() if name not in large}
     content = pack(task=(dump_arrays(small, task.metadata()), TASK))
     if large:
-        content[ARRAYS] = ArrayRecord({name: shelf.array(name, array) for name, array in large.items()})
+        content[ARRAYS] = _record({name: shelf.array(name, array) for name, array in large.items()})
     return content
 
 
@@ -170,6 +170,14 @@ def unpack_task(content: RecordDict) -> Task:
     return Task.from_bytes(dump_arrays({**small, **large}, metadata))
 
 
+def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Return a record that holds these very Arrays: one made from a dictionary would copy and hash them anew."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
+
+
 def content_bytes(content: RecordDict) -> int:
     """Return the bytes that parts and arrays of a message's content take; numbers and texts count as nothing."""
     arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
@@ -180,7 +188,7 @@ def content_bytes(content: RecordDict) -> int:
 def pack_files(content: RecordDict, files: Mapping[str, bytes], shelf: Shelf) -> None:
     """Add files to a message's content, by their digests."""
     if files:
-        content[FILES] = ArrayRecord({name: shelf.bytes_array(data, FILE) for name, data in files.items()})
+        content[FILES] = _record({name: shelf.bytes_array(data, FILE) for name, data in files.items()})
 
 
 def unpack_files(content: RecordDict) -> dict[str, bytes]:
