@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.engines.flower.payload import FRAME, LETTER, names, pack, put, unpack
+from fpld.engines.flower.payload import FRAME, LETTER, Shelf, names, pack, put, unpack
 from fpld.protocol.wire import CHECKSUM_BYTES, HEADER, _checksum
 from fpld.storage.files import write_atomic
 
@@ -77,7 +77,7 @@ def folded(_scene: Scene) -> RecordDict:
 
     setattr(Array, "deflate", folding)  # noqa: B010 - a method of another's
     content = RecordDict()
-    put(content, "frame", bytes(100_000), FRAME, shared=True)
+    put(content, "frame", bytes(100_000), FRAME, shared=Shelf())
     return content
 
 

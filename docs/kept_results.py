@@ -13,6 +13,7 @@ What is read, by name:
     audits, audit-copies                                        folders of `fpld audit`
     adaptive, refinement                                        out/results
     speed, growth, pretrained-steps                             out/bench
+    fleet                                                       the folder of `python -m benchmarks.fleet --out`
 
 `make results` then writes the tables. A file whose rows are rounded says so in a `note`.
 """
@@ -253,6 +254,7 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "paper-labels": take_figure("labels"),
     "speed": take_study("speed"),
     "growth": take_study("growth"),
+    "fleet": take_study("fleet"),
     "pretrained-steps": take_study("pretrained-steps"),
     "codecs": take_csv("bench-codecs.csv", f"{CODECS} --bits 0.02,0.05,0.1,0.25,0.5,1,2,4"),
     "labels": take_csv(

@@ -20,7 +20,10 @@ from docs.kept_results import Row, read
 from docs.table_lines import LINES, run_lines, shortened
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "results-huggingface.md", DOCS / "paper.md")
+PAGES = (
+    DOCS.parent / "README.md",
+    *(DOCS / f"{name}.md" for name in ("results", "results-huggingface", "paper", "scale")),
+)
 OTHERS = "others"  # the name of the place for runs that no page names
 SHORT = "-short"  # the end of a name: the same run, with the best of each rival
 _TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -182,6 +182,23 @@ def step_lines(rows: list[Row]) -> list[str]:
     return grid(("step", "seconds for 512 tokens"), [[row["step"], f"{row['seconds']:.1f}"] for row in rows])
 
 
+def fleet_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each number of nodes over a real SuperLink."""
+    names = {
+        "collect_seconds": "collecting, s",
+        "spread_seconds": "first to last answer, s",
+        "combine_seconds": "combining, s",
+        "serverapp_cpu": "processor of the aggregator, s",
+        "superlink_cpu": "of the SuperLink, s",
+        "frames_mb": "frames, MB",
+        "serverapp_mb": "memory of the aggregator, MB",
+        "superlink_mb": "of the SuperLink, MB",
+    }
+    digits = {name: 2 if name == "frames_mb" else 0 if name.endswith("_mb") else 1 for name in names}
+    body = [[row["kind"], f"{row['nodes']:,}", *(f"{row[name]:,.{digits[name]}f}" for name in names)] for row in rows]
+    return grid(("nodes are", "K", *names.values()), body)
+
+
 def adaptive_lines(rows: list[Row]) -> list[str]:
     """Return the ways to share out one total."""
     body = []
@@ -288,6 +305,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "labels": label_lines,
     "speed": speed_lines,
     "growth": growth_lines,
+    "fleet": fleet_lines,
     "pretrained-steps": step_lines,
     "adaptive": adaptive_lines,
     "refinement": refinement_lines,

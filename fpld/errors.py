@@ -21,6 +21,16 @@ class BudgetError(InputError):
     """A bit budget that cannot be met or that a codec cannot work with."""
 
 
+class SizeError(InputError):
+    """A message that would be larger than the network's engine carries: nothing was sent."""
+
+    def __init__(self, what: str, size: int, most: int, cure: str) -> None:
+        self.size, self.most = size, most
+        super().__init__(
+            f"{what} would have {size:,} bytes, at most {most:,} are carried (flower.most_message): {cure}"
+        )
+
+
 class FrameError(FpldError):
     """Bytes from a peer that are not an acceptable frame: never trusted, never partly applied."""
 

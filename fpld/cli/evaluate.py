@@ -15,7 +15,8 @@ EPILOG = """\
 RUN is the folder of a run, finished or not, or a node's folder. Windows are as long as in the run, so the numbers are
 those of its table. student is the last one, best that of the round with the lowest held-out loss, base the model
 before the first round. At a node, own is its model of the last round (the student, trained on the node's text), and
-alone that of its first (the base, trained on the node's text: no other site had a part in it). Examples:
+alone that of its first (the base, trained on the node's text: no other site had a part in it). A node whose model is
+of another kind has adopted too: its own model, after it learnt from the last student. Examples:
 
   fpld evaluate runs/demo --data my-texts
   fpld evaluate runs/demo                                 the held-out texts of the run

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=0, help="draw from so many of the likeliest tokens (default: all)")
     parser.add_argument("--samples", type=int, default=1, help="how many texts (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: 0)")
-    parser.add_argument("--model", default="student", help="student, best or base; at a node own or alone")
+    parser.add_argument("--model", default="student", help="student, best or base; at a node own, adopted or alone")
 
 
 def run(arguments: argparse.Namespace, output: Output) -> int:

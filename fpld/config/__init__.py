@@ -5,6 +5,7 @@
 
 from fpld.config.read import examine, load, parse, parse_toml, presets, read_text
 from fpld.config.sections import (
+    MOST_MESSAGE,
     CombineSection,
     Corpus,
     Count,
@@ -19,6 +20,7 @@ from fpld.config.sections import (
 from fpld.config.whole import Config
 
 __all__ = [
+    "MOST_MESSAGE",
     "CombineSection",
     "Config",
     "Corpus",

@@ -273,6 +273,10 @@ class EngineSection(Section):
     """How many node processes work side by side (0: all in one process)."""
 
 
+MOST_MESSAGE = 2_000_000_000
+"""Bytes of a message over a network at most. Flower carries it in pieces of 5 MiB, and both ends hold it whole."""
+
+
 class FlowerSection(Section):
     """[flower]: where an aggregator on a network listens, and which nodes it admits."""
 
@@ -284,3 +288,5 @@ class FlowerSection(Section):
     """Folder of the nodes' public keys."""
     wait: Positive = 600.0
     """Seconds that a round waits for nodes to connect before it begins without them, if the quorum is there."""
+    most_message: Count = MOST_MESSAGE
+    """The most bytes of a message to a node or from it: a run that needs larger ones is refused before it begins."""

@@ -1,12 +1,17 @@
 """The round in progress, in one file for whoever watches: who has answered, who is late, what it cost so far.
 
-Nothing reads it back: a run does not depend on it, and what it says of time is no part of the result.
+Nothing reads it back: a run does not depend on it, and what it says of time is no part of the result. The file has a
+line for each node. With many nodes it is not written for each answer, but a moment later for all that came meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from fpld.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
     from fpld.storage.folder import RunFolder
 
 FILE = "progress.json"
+_EACH = 0.001  # seconds between two files for each node in them: writing takes a hundredth of the time at most
 _LAPS = {"collecting": "local", "combining": "combine", "distilling": "distill", "evaluating": "evaluate"}
 
 _NEXT = {"collecting": "combining", "combining": "distilling", "distilling": "evaluating"}
@@ -39,6 +45,7 @@ class Progress:
         self._started = self._lap = time.monotonic()
         self._laps: dict[str, float] = {}
         self._closed: list[float] = []
+        self._lock, self._written, self._later = threading.Lock(), 0.0, False
 
     def start(self) -> None:
         """Start the clock of a round."""
@@ -60,7 +67,7 @@ class Progress:
         """Note what became of a node's frame of so many bytes: accepted, duplicate or refused, and why."""
         seconds = round(time.monotonic() - self._started, 3)
         self._nodes[node].update(state=verdict, reason=reason, bytes=sent, seconds=seconds)
-        self._write()
+        self._write_soon()
 
     def worked(self, node: int, seconds: float) -> None:
         """Add to the time for which a node was at work in this round, its wait for a worker aside."""
@@ -71,7 +78,7 @@ class Progress:
         for node in self._nodes:
             if node["name"] == absence.node:
                 node.update(state=absence.state, reason=absence.reason)
-                self._write()
+                self._write_soon()
 
     def phase(self, name: str) -> None:
         """Record the aggregator's phase: combining, distilling, evaluating, closed."""
@@ -101,5 +108,23 @@ class Progress:
         now = {_LAPS[phase]: round(time.monotonic() - self._lap, 3)} if phase in _LAPS else {}
         return {**self._laps, **now}
 
+    def _write_soon(self) -> None:
+        """Write the file now, or a moment later if it was just written."""
+        wait = self._written + _EACH * len(self._nodes) - time.monotonic()
+        if wait <= 0:
+            self._write()
+        elif not self._later:
+            self._later = True
+            timer = threading.Timer(wait, self._write_later)
+            timer.daemon = True
+            timer.start()
+
+    def _write_later(self) -> None:
+        with contextlib.suppress(StorageError):  # said by the next write
+            self._write()
+
     def _write(self) -> None:
-        self._store.write_json(FILE, {**self._state, "nodes": self._nodes, "updated": time.time()})
+        with self._lock:
+            self._later = False
+            self._store.write_json(FILE, {**self._state, "nodes": self._nodes, "updated": time.time()})
+            self._written = time.monotonic()

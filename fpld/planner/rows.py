@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.config import MOST_MESSAGE
 from fpld.planner.forecast import POLICIES, forecast, usual_policy
 from fpld.report.tables import filled
 from fpld.units import show_rate
@@ -75,7 +76,18 @@ def advice(plan: Forecast) -> list[str]:
         lines.append(_best(free, "within the caps", what))
     if gains and (not free or max(gains.values()) > max(free.values())):
         lines.append(_best(gains, "if its cap were lifted", what))
-    return lines + [f"caution: {doubt}" for doubt in plan.doubts()]
+    return lines + [f"caution: {doubt}" for doubt in [*plan.doubts(), *_too_large(plan)]]
+
+
+def _too_large(plan: Forecast) -> list[str]:
+    """Say which messages a network's engine would refuse."""
+    sizes = {f"a frame of {site.name}": sent for site, sent in zip(plan.known.sites, plan.bytes_sent, strict=True)}
+    sizes["a student"] = plan.known.downlink or 0
+    return [
+        f"{what} would have {size:,.0f} bytes, over a network at most {MOST_MESSAGE:,} are carried"
+        for what, size in sizes.items()
+        if size > MOST_MESSAGE
+    ]
 
 
 def _best(gains: dict[str, float], where: str, what: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fpld import students
 from fpld.data import ProbeSet, load_tokenizer
 from fpld.errors import InputError
-from fpld.federation.keep import ALONE, BEST, OWN
+from fpld.federation.keep import ADOPTED, ALONE, BEST, OWN
 from fpld.federation.part import Part
 from fpld.federation.state import CHECKPOINT, read_student
 from fpld.federation.training import open_student
@@ -79,7 +79,8 @@ def _of_node(folder: Path) -> Models:
     part, files = Part.parse(json.loads(read_utf8(run / PART))), folder / "files"
     base = files / part.files.student
     found: dict[str, Callable[[], Student]] = {"student": partial(_received, base, run / "student.safetensors")}
-    for name, file in (("own", run / OWN), ("alone", run / ALONE), ("base", base)):
+    kept = {"adopted": run / ADOPTED, "own": run / OWN, "alone": run / ALONE, "base": base}
+    for name, file in kept.items():
         if file.is_file():
             found[name] = partial(open_student, file)
     heldout = read_arrays(run / "heldout.safetensors")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -45,6 +46,7 @@ class InProcessGrid(Grid):
         self.nodes = {100 + k: file for k, file in enumerate(node_files)}
         self.offline: set[int] = set()
         self.replies: dict[str, Message] = {}
+        self.numbers = count()
         self.sent: list[tuple[str, str, int]] = []
         self.tamper: Callable[[Path, Message], Message | None] = lambda _file, reply: reply
 
@@ -66,8 +68,8 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         identities = []
-        for number, message in enumerate(messages):
-            identity = f"{len(self.replies)}-{number}"
+        for message in messages:
+            identity = f"message {next(self.numbers)}"
             message.metadata.__dict__["_message_id"] = identity
             received, size = carried(message)
             received.metadata.__dict__["_message_id"] = identity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -19,10 +20,13 @@ from flwr.proto.runtime_pb2 import GetNodesResponse, PullAppMessagesRequest, Pul
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid.http_grid import HttpGrid
 
+from fpld.engines.flower.receive import Asked, Pull, look
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from flwr.app import Message
+    from flwr.serverapp import Grid
 
 NODE = 7
 
@@ -34,6 +38,7 @@ class Link:
         self.replies: dict[str, tuple[Message, ObjectTree]] = {}
         self.objects: dict[str, bytes | None] = {}
         self.pulled: list[str] = []
+        self.questions: list[int] = []
         self.confirmed: list[str] = []
         self.status, self.online = 200, [NODE]
 
@@ -47,12 +52,14 @@ class Link:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         answer: Any
         if request.url.path.endswith("pull-messages"):
-            (identity,) = PullAppMessagesRequest.FromString(request.content).message_ids
-            found = [self.replies.pop(identity)] if identity in self.replies else []
-            heads = [message_to_proto(remove_content_from_message(message)) for message, _ in found]
-            for head in heads:
+            asked = PullAppMessagesRequest.FromString(request.content).message_ids
+            found = {identity: self.replies.pop(identity) for identity in asked if identity in self.replies}
+            heads = [message_to_proto(remove_content_from_message(message)) for message, _ in found.values()]
+            for identity, head in zip(found, heads, strict=True):
                 head.metadata.reply_to_message_id = identity  # that much a SuperLink sees to
-            answer = PullAppMessagesResponse(messages_list=heads, message_object_trees=[tree for _, tree in found])
+            trees = [tree for _, tree in found.values()]
+            answer = PullAppMessagesResponse(messages_list=heads, message_object_trees=trees)
+            self.questions.append(len(asked))
         elif request.url.path.endswith("pull-object"):
             identity = PullObjectRequest.FromString(request.content).object_id
             content = self.objects.get(identity)
@@ -68,6 +75,18 @@ class Link:
             answer = ConfirmMessageReceivedResponse()
         content = answer.SerializeToString()
         return httpx.Response(self.status, content=content, headers={"content-length": str(len(content))})
+
+
+def pulled(grid: Grid, asked: Asked) -> Message | None:
+    """Return a reply as soon as it is whole; None if none is announced."""
+    pull = Pull(grid, asked)
+    if found := look(grid, {asked.identity: pull}):
+        return found[0]
+    while pull.announced:
+        if (reply := pull.step()) is not None:
+            return reply
+        time.sleep(pull.pause)
+    return None
 
 
 class LinkedGrid(HttpGrid):

@@ -10,7 +10,7 @@ import pytest
 from fpld.engines.local.run import run
 from fpld.seeds import derive_key
 from fpld.storage.folder import RunFolder
-from tests.flower.conftest import Deployment
+from tests.flower.conftest import NAMES, Deployment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ VARIANTS = {
     "variant", [pytest.param(name, marks=[pytest.mark.slow] * (name != "refinement")) for name in VARIANTS]
 )
 def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
-    deployment = Deployment(tmp_path, VARIANTS[variant])
+    deployment, own = Deployment(tmp_path, VARIANTS[variant]), variant == "logits and own models"
     local = run(deployment.config, deployment.text, tmp_path / "local", resume=False)
     # A deployment draws its key at random: here it is the one of the local run, since dither depends on it.
     fixed = {"session": "ab" * 32, "key": derive_key(deployment.config.run.seed).hex()}
@@ -64,6 +64,11 @@ def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path
     for kind, count in (("query.join", 1), ("train", rounds), ("evaluate", 1)):
         assert sum(found == kind for _, found, _ in grid.sent) == 3 * count
     assert json.loads((tmp_path / "flower/status.json").read_text())["state"] == "done"
+    # A model of the node's own kind learns from the last student at the site, as it does on one machine.
+    adopted = [folder / "adopted.safetensors" for folder in sorted((tmp_path / "local/fpld/nodes").iterdir())]
+    sites = [tmp_path / "nodes" / name / "runs" / ("ab" * 8) / "adopted.safetensors" for name in NAMES]
+    assert [path.exists() for path in adopted] == [path.exists() for path in sites] == [False, False, own]
+    assert not own or adopted[2].read_bytes() == sites[2].read_bytes()
     # The public files travel once, and so does each student, packed; the last line has the one that is evaluated last.
     lines = [json.loads(line) for line in (tmp_path / "flower/fpld/trace.jsonl").read_text().splitlines()]
     sizes = [line["student_bytes"] for line in lines]

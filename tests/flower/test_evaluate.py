@@ -50,3 +50,41 @@ def test_a_node_evaluates_the_student_beside_its_own_models(tmp_path: Path, caps
     assert main(["evaluate", str(tmp_path / "flower")]) == 2
     assert "--data must be given" in capsys.readouterr().err
     assert not (tmp_path / "flower/private").exists()
+
+
+OWN_KIND = [
+    ('name = "south"', 'name = "south"\nstudent = {kind = "ngram", order = 1, buckets = 512}'),
+    ("rounds = 3", "rounds = 2"),
+]
+
+
+def test_a_model_of_the_sites_own_kind_learns_from_the_last_student_and_stays_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment = Deployment(tmp_path, OWN_KIND)
+    file = deployment.node_files[2]
+    file.write_text("show_own_loss = true\n" + file.read_text())
+    deployment.serve(deployment.grid())
+    found = rows(capsys, "evaluate", file.parent)
+    assert list(found) == ["student", "adopted", "own", "alone", "base"]
+    assert main(["node", "status", str(file), "--json"]) == 0
+    (status,) = json.loads(capsys.readouterr().out)["rows"]
+    numbers = [float(number) for number in re.findall(r"\d\.\d+", status["adopted"])]
+    assert numbers == pytest.approx([found["own"]["loss"], found["adopted"]["loss"]], abs=1e-4)
+    # With the site's permission the aggregator knows the loss of the model that the site has in the end.
+    told = json.loads((tmp_path / "flower/own.json").read_text())[2]
+    assert told["own"] == pytest.approx(found["adopted"]["loss"])
+    assert not list((tmp_path / "nodes/north").glob("runs/*/adopted.safetensors"))
+
+
+def test_a_model_that_cannot_learn_from_the_last_student_costs_nothing_but_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("fpld.engines.flower.adoption.adopt_last", fail)
+    deployment = Deployment(tmp_path, OWN_KIND)
+    deployment.serve(deployment.grid())
+    assert None not in deployment.trace()[-1]["heldout_by_node"]
+    assert "learning from the last student failed: MemoryError" in (tmp_path / "nodes/south/log.txt").read_text()

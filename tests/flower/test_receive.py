@@ -15,9 +15,9 @@ from flwr.supercore.run import RunNotRunningException
 
 from fpld.engines.flower import receive as receiving
 from fpld.engines.flower.exchange import exchange, explain
-from fpld.engines.flower.payload import FRAME, pack, put, unpack
-from fpld.engines.flower.receive import SLACK, Asked, receive
-from tests.flower.link import NODE, Link, LinkedGrid
+from fpld.engines.flower.payload import FRAME, Shelf, pack, put, unpack
+from fpld.engines.flower.receive import SLACK, Asked
+from tests.flower.link import NODE, Link, LinkedGrid, pulled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,12 +33,12 @@ def question(number: int = 0) -> Message:
 
 def answer(frame: bytes, to: Message, *, pieces: bool = False) -> Message:
     content = RecordDict()
-    put(content, "frame", frame, FRAME, shared=pieces)
+    put(content, "frame", frame, FRAME, shared=Shelf() if pieces else None)
     return Message(content, reply_to=to)
 
 
 def received(link: Link, most: int = MOST) -> Message:
-    found = receive(LinkedGrid(link), Asked("question 0", NODE, most), threading.Event())
+    found = pulled(LinkedGrid(link), Asked("question 0", NODE, most))
     assert found is not None
     return found
 
@@ -54,7 +54,7 @@ def reason(link: Link, most: int = MOST) -> str:
 
 def test_a_right_reply_comes_through_and_is_confirmed() -> None:
     link = Link()
-    assert receive(LinkedGrid(link), Asked("question 0", NODE, MOST), threading.Event()) is None
+    assert pulled(LinkedGrid(link), Asked("question 0", NODE, MOST)) is None
     link.reply("question 0", answer(bytes(range(250)) * 4, question()))
     assert unpack(received(link).content, "frame", FRAME) == bytes(range(250)) * 4
     assert len(link.confirmed) == 1
@@ -78,7 +78,7 @@ def test_a_huge_reply_is_refused_before_it_is_read(size: int) -> None:
         return httpx.Response(200, headers=length, stream=Unread())
 
     grid._runtime_client._client = httpx.Client(transport=httpx.MockTransport(stated))
-    found = receive(grid, Asked("question 0", NODE, MOST), threading.Event())
+    found = pulled(grid, Asked("question 0", NODE, MOST))
     assert found is not None
     assert "its reply is too long: a piece of " in explain("north", found.error).reason
     assert len(link.confirmed) == 1
@@ -194,14 +194,47 @@ def test_a_slow_reply_holds_up_no_other_and_not_the_deadline() -> None:
         link.reply(f"question {number}", answer(bytes([number]), question(number)))
     slow = link.replies["question 1"][1].object_id
     link.objects[slow] = None
+    before = set(threading.enumerate())  # others' exchanges may still wait
     begun, found = time.monotonic(), []
     for reply in exchange(LinkedGrid(link), [question(number) for number in range(4)], 1.5, [MOST] * 4):
         found.append(unpack(reply.content, "frame", FRAME))
         assert len(found) < 3 or time.monotonic() - begun < 1.4
     assert sorted(found) == [b"\x00", b"\x02", b"\x03"]
     assert 1.4 < time.monotonic() - begun < 10
-    time.sleep(1)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reply")]  # nobody waits for it
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()  # nobody waits for it
+
+
+def test_many_replies_are_one_question() -> None:
+    link = Link()
+    for number in range(120):
+        link.reply(f"question {number}", answer(bytes([number]), question(number)))
+    messages = (question(number) for number in range(120))
+    found = [
+        unpack(reply.content, "frame", FRAME) for reply in exchange(LinkedGrid(link), messages, 30.0, [MOST] * 120)
+    ]
+    assert sorted(found) == [bytes([number]) for number in range(120)]
+    assert max(link.questions) == 50
+    assert len(link.questions) < 20
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_announcement_that_is_too_long_costs_others_at_most_a_second_question(alone: bool) -> None:
+    """Asked for together, all three are lost and asked again; asked for one by one, only its sender's is refused."""
+    link = Link()
+    for number in range(3):
+        link.reply(f"question {number}", answer(bytes([number]), question(number)))
+    message, tree = link.replies["question 1"]
+    for number in range(30_000):
+        tree.children.add(object_id=f"{number:064d}")
+    link.replies["question 1"] = message, tree
+    messages = [question(number) for number in range(3)]
+    replies = {
+        r.metadata.reply_to_message_id: r for r in exchange(LinkedGrid(link), messages, 5.0, [MOST] * 3, alone=alone)
+    }
+    states = [explain("", r.error).state if r.has_error() else "right" for _, r in sorted(replies.items())]
+    assert states == (["right", "failed", "right"] if alone else ["lost"] * 3)
 
 
 def test_a_run_that_was_stopped_ends_and_trouble_at_the_superlink_is_said() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +14,14 @@ from fpld.budget.policy import Budget
 from fpld.codecs import encode, make_prior
 from fpld.codecs.base import LARGEST
 from fpld.engines.flower.payload import FRAME, content_bytes, pack, unpack
-from fpld.engines.flower.receive import SLACK, Asked, receive
+from fpld.engines.flower.receive import SLACK, Asked
 from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
 from fpld.protocol import Aggregator, Node, Settings, Task
 from fpld.protocol.states import AGGREGATOR, AggregatorEvent, AggregatorPhase
 from fpld.protocol.wire import HEADER, seal, unseal
 from fpld.registry import codecs
 from fpld.storage.arrays import dump_arrays, parse_arrays
-from tests.flower.link import NODE, Link, LinkedGrid
+from tests.flower.link import NODE, Link, LinkedGrid, pulled
 from tests.fuzz.target import Target, disturbed, mutated
 from tests.helpers import make_plan
 
@@ -232,7 +231,7 @@ def replies(_folder: Path) -> Once:
     asked, most = Message(pack(frame=(b"task", FRAME)), NODE, "train"), 300
     asked.metadata.__dict__["_message_id"] = "question 0"
     right = Message(pack(frame=(bytes(range(200)), FRAME)), reply_to=asked)
-    link, over = Link(), threading.Event()
+    link = Link()
     grid = LinkedGrid(link)
 
     def altered(piece: bytes, rng: np.random.Generator) -> bytes:
@@ -240,7 +239,7 @@ def replies(_folder: Path) -> Once:
 
     def once(rng: np.random.Generator) -> int:
         link.reply("question 0", right, lambda piece: altered(piece, rng))
-        found = receive(grid, Asked("question 0", NODE, most), over)
+        found = pulled(grid, Asked("question 0", NODE, most))
         if found is None or not (found.has_error() or content_bytes(found.content) <= most + SLACK):
             raise AssertionError("a reply was lost, or is longer than it may be")
         if not found.has_error():

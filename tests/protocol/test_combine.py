@@ -358,6 +358,29 @@ def test_memory_of_the_aggregator_does_not_grow_with_nodes() -> None:
     assert peaks[1] < 12 * 64 * 8000 * 4
 
 
+def test_memory_for_sampled_labels_does_not_grow_with_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all nodes change is held for fewer contexts at a time, the more nodes there are; the target is the same."""
+    contexts, vocab = 512, 64
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (contexts, vocab)).astype(np.float32)
+    prior = make_prior(logits + rng.normal(0, 1, logits.shape).astype(np.float32))
+    monkeypatch.setattr(ways, "_PRIOR", contexts * vocab)
+    peaks, targets = [], []
+    for nodes, at_once in ((4, 8), (8, 8), (64, 8), (64, 64)):  # the first compiles
+        monkeypatch.setattr(ways, "_NODES", at_once)
+        own = {"contexts": contexts, "vocab": vocab, "bits": 40.0, "prior": prior, "slots": nodes}
+        plans = [make_plan(node=k, slot=k, **own) for k in range(nodes)]
+        replies = Replies(SAMPLES, MIXTURE, [SAMPLES.encode([logits], plan) for plan in plans], plans)
+        tracemalloc.start()
+        targets.append(combine(replies, Watcher(), 1).target)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < 1.5 * peaks[1]  # 22 kB a node besides
+    assert peaks[2] < 0.4 * peaks[3]
+    for name in ("starts", "tokens", "changes"):
+        assert np.array_equal(getattr(targets[2], name), getattr(targets[3], name))
+
+
 def test_a_node_encodes_block_by_block_without_a_second_copy() -> None:
     """From blocks as a model makes them: the peak is far below one float32 copy of all logits."""
     task = next(iter(Aggregator(settings(1, 512, 8000)).open("none", {}).values()))

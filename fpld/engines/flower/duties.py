@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fpld import students
 from fpld._check import printable
 from fpld.data import ProbeSet, load_tokenizer
+from fpld.engines.flower.adoption import adopt_here
 from fpld.engines.flower.discretion import conceal
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.journal import Journal, note
 from fpld.engines.flower.ledger import Ledger, Question
+from fpld.engines.flower.polling import note_crowd
 from fpld.engines.flower.presence import presence
 from fpld.engines.flower.spending import allow_spending, epsilon_so_far
 from fpld.errors import ProtocolError
@@ -87,6 +89,7 @@ def join(home: Home, data: bytes) -> bytes:
         )
     session = _session(body)
     answer = {"kind": "joined", "name": home.terms.name, "challenge": body.get("challenge"), "missing": missing}
+    note_crowd(home.folder / "flower", body.get("nodes"))
     who = presence(home.folder)
     more = {"wire": VERSION, "student": _held(_folder(home, session)), "instance": who["instance"] if who else ""}
     return write_letter(home.secret(session), answer | more)
@@ -152,6 +155,9 @@ def evaluate(home: Home, data: bytes, files: Mapping[str, bytes], packed: bytes 
     student = _student(order, packed)
     settle(home, order)
     _keep(order, student)
+    if order.part.differs and order.body.get("round") == order.part.rounds:
+        with _told(home, 0):
+            adopt_here(home, order.part, order.place, student, order.place.folder / HELDOUT)
     return _judge(home, order, student, order.body.get("round"))
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LOG = "log.txt"
 LONG = 10_000_000  # bytes of a log after which a new one is begun; the one before it is kept
 _LONGEST = 2000  # characters of a line
+_FLOWER = "flwr"
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +56,17 @@ class Journal(logging.Handler):
             return
         with contextlib.suppress(StorageError):  # a line of a log is not worth a run; who writes results says it
             note(self._folder, record.getMessage(), **(RESULT if hasattr(record, "result") else {}))
+
+
+class FlowerLog(logging.Handler):
+    """Hand what is logged on to Flower's logger, so that `flwr log` shows it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand a record's text on."""
+        logging.getLogger(_FLOWER).log(record.levelno, "%s", printable(record.getMessage(), _LONGEST))
 
 
 def follow(folder: Path) -> Iterator[list[Mapping[str, Any]]]:

@@ -20,7 +20,7 @@ from fpld.protocol.messages import Task
 from fpld.storage.arrays import dump_arrays, parse_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 FRAME = "fpld.frame/1"
 LETTER = "fpld.letter/1"
@@ -57,6 +57,28 @@ def array_bytes(array: object, stype: str) -> bytes:
     return array.data
 
 
+class Shelf:
+    """Arrays that many messages hold: each is copied and hashed once, however many nodes get it."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[object, ...], tuple[object, Array]] = {}
+
+    def bytes_array(self, data: bytes, stype: str) -> Array:
+        """Return bytes as an Array of a type of ours."""
+        return self._once((id(data), stype), data, lambda: bytes_array(data, stype))
+
+    def array(self, name: str, array: np.ndarray[Any, Any]) -> Array:
+        """Return an array as raw little-endian bytes."""
+        place = array.__array_interface__
+        key = place["data"][0], place["typestr"], place["shape"], place["strides"]
+        return self._once(key, array, lambda: raw_array(name, array))
+
+    def _once(self, key: tuple[object, ...], held: object, make: Callable[[], Array]) -> Array:
+        if key not in self._made:
+            self._made[key] = held, make()  # what is held keeps its place in memory
+        return self._made[key][1]
+
+
 def pack(**parts: tuple[bytes, str]) -> RecordDict:
     """Return a message's content: named bytes, each with its type."""
     content = RecordDict()
@@ -65,11 +87,11 @@ def pack(**parts: tuple[bytes, str]) -> RecordDict:
     return content
 
 
-def put(content: RecordDict, name: str, data: bytes, stype: str, *, shared: bool = False) -> None:
-    """Add named bytes to a message's content; `shared` ones are the same for many nodes."""
-    if shared or not 0 < len(data) <= LONGEST_SMALL:
+def put(content: RecordDict, name: str, data: bytes, stype: str, *, shared: Shelf | None = None) -> None:
+    """Add named bytes to a message's content; those on a shelf are `shared` with other messages."""
+    if shared is not None or not 0 < len(data) <= LONGEST_SMALL:
         record = content.array_records.get(SHARED, ArrayRecord())
-        record[name] = bytes_array(data, stype)
+        record[name] = (shared or Shelf()).bytes_array(data, stype)
         content[SHARED] = record
     else:
         small = content.config_records.get(SMALL, ConfigRecord())
@@ -102,13 +124,15 @@ def _records(content: RecordDict) -> tuple[ConfigRecord, ArrayRecord]:
 
 def arrays_record(arrays: Mapping[str, np.ndarray[Any, Any]]) -> ArrayRecord:
     """Return arrays as a record of raw little-endian bytes."""
-    record = {}
-    for name, array in arrays.items():
-        kind = _DTYPES.get(array.dtype.name)
-        if kind is None:
-            raise ProtocolError(f"array {name!r} must be one of {sorted(_DTYPES)}, got {array.dtype}")
-        record[name] = Array(array.dtype.name, array.shape, ARRAY, np.ascontiguousarray(array, kind).tobytes())
-    return ArrayRecord(record)
+    return ArrayRecord({name: raw_array(name, array) for name, array in arrays.items()})
+
+
+def raw_array(name: str, array: np.ndarray[Any, Any]) -> Array:
+    """Return an array as raw little-endian bytes; its name is for the error."""
+    kind = _DTYPES.get(array.dtype.name)
+    if kind is None:
+        raise ProtocolError(f"array {name!r} must be one of {sorted(_DTYPES)}, got {array.dtype}")
+    return Array(array.dtype.name, array.shape, ARRAY, np.ascontiguousarray(array, kind).tobytes())
 
 
 def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
@@ -124,14 +148,15 @@ def record_arrays(record: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
     return arrays
 
 
-def pack_task(task: Task, *, arrays: bool = True) -> RecordDict:
+def pack_task(task: Task, *, arrays: bool = True, shelf: Shelf | None = None) -> RecordDict:
     """Return a task as a message's content, without what is broadcast if it goes in another way (the student)."""
+    shelf = shelf or Shelf()
     found = (task if arrays else replace(task, arrays={})).all_arrays()
     large = {name: array for name, array in found.items() if array.nbytes >= LARGE_ARRAY}
     small = {name: array for name, array in found.items() if name not in large}
     content = pack(task=(dump_arrays(small, task.metadata()), TASK))
     if large:
-        content[ARRAYS] = arrays_record(large)
+        content[ARRAYS] = _record({name: shelf.array(name, array) for name, array in large.items()})
     return content
 
 
@@ -145,6 +170,14 @@ def unpack_task(content: RecordDict) -> Task:
     return Task.from_bytes(dump_arrays({**small, **large}, metadata))
 
 
+def _record(arrays: Mapping[str, Array]) -> ArrayRecord:
+    """Return a record that holds these very Arrays: one made from a dictionary would copy and hash them anew."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = array
+    return record
+
+
 def content_bytes(content: RecordDict) -> int:
     """Return the bytes that parts and arrays of a message's content take; numbers and texts count as nothing."""
     arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
@@ -152,10 +185,10 @@ def content_bytes(content: RecordDict) -> int:
     return arrays + sum(len(value) for value in values if isinstance(value, bytes))
 
 
-def pack_files(content: RecordDict, files: Mapping[str, bytes]) -> None:
+def pack_files(content: RecordDict, files: Mapping[str, bytes], shelf: Shelf) -> None:
     """Add files to a message's content, by their digests."""
     if files:
-        content[FILES] = ArrayRecord({name: bytes_array(data, FILE) for name, data in files.items()})
+        content[FILES] = _record({name: shelf.bytes_array(data, FILE) for name, data in files.items()})
 
 
 def unpack_files(content: RecordDict) -> dict[str, bytes]:

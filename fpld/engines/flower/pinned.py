@@ -59,7 +59,7 @@ def pin() -> None:
         from fpld.engines.flower.polling import poll_often
         from fpld.engines.flower.returning import return_at_once
 
-        poll_often()
+        poll_often(Path(folder).parent)
         return_at_once(Path(folder))
     elif program == "flower-superexec":
         from fpld.engines.flower.spawner import spawn_here

@@ -3,24 +3,35 @@
 Flower's own loop asks every three seconds, and looks for a finished reply every half second. Each question takes about
 a kilobyte of a thin uplink. So the pauses grow with the time for which there was nothing: a message that comes after T
 seconds of waiting waits for 0.15 T more at most, and never for more than three seconds.
+
+A question takes a SuperLink some 12 ms, whatever the answer: a few hundred nodes that ask every three seconds leave it
+no time for anything else. So the pauses of many nodes are longer, 30 ms for each; the aggregator says how many.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from fpld.errors import ProtocolError
+from fpld.errors import ProtocolError, StorageError
+from fpld.storage.files import write_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _IDLE, _REPLY = 3.0, 0.5  # seconds that Flower's loop waits: for a message, and for a reply of this node's own process
-SHARE, LEAST, OWN = 0.15, 0.4, 0.1
+SHARE, LEAST, OWN, EACH = 0.15, 0.4, 0.1, 0.03
+MOST_NODES = 1000  # that a SuperNode believes in: no word of an aggregator makes it silent for long
+CROWD = "crowd"
 
 
 class Pauses:
     """The clock of a SuperNode's loop."""
 
-    def __init__(self) -> None:
-        self._since = time.monotonic()
+    def __init__(self, folder: Path | None = None) -> None:
+        self._since, self._folder = time.monotonic(), folder
 
     def sleep(self, seconds: float) -> None:
         """Wait in the place of `time.sleep`: shorter while something goes on."""
@@ -28,24 +39,43 @@ class Pauses:
             self._since = time.monotonic()
             time.sleep(OWN)
         elif seconds == _IDLE:
-            time.sleep(self.idle(time.monotonic() - self._since))
+            time.sleep(self.idle(time.monotonic() - self._since, crowd(self._folder)))
         else:
             time.sleep(seconds)
 
     @staticmethod
-    def idle(waited: float) -> float:
-        """Return the pause after so many seconds without a message.
+    def idle(waited: float, nodes: int = 1) -> float:
+        """Return the pause of one of so many nodes after so many seconds without a message.
 
         >>> [round(Pauses.idle(waited), 2) for waited in (0.0, 10.0, 1000.0)]
         [0.4, 1.5, 3.0]
+        >>> Pauses.idle(10.0, nodes=500)
+        15.0
         """
-        return min(max(LEAST, SHARE * waited), _IDLE)
+        return max(min(max(LEAST, SHARE * waited), _IDLE), EACH * nodes)
 
 
-def poll_often() -> None:
-    """Let the SuperNode of this process wait by `Pauses`."""
+def note_crowd(folder: Path, nodes: object) -> None:
+    """Remember how many nodes the aggregator says there are, for the process that asks for messages."""
+    if isinstance(nodes, int):
+        with contextlib.suppress(StorageError):
+            write_atomic(folder / CROWD, b"%d" % min(max(nodes, 1), MOST_NODES))
+
+
+def crowd(folder: Path | None) -> int:
+    """Return how many nodes there are, as far as is known."""
+    if folder is None:
+        return 1
+    try:
+        return min(int((folder / CROWD).read_bytes()), MOST_NODES)
+    except (OSError, ValueError):
+        return 1
+
+
+def poll_often(folder: Path) -> None:
+    """Let the SuperNode of this process wait by `Pauses`; the site's folder says of how many it is one."""
     from flwr.supernode import start_client_internal as loop
 
     if not hasattr(loop, "time"):
         raise ProtocolError("this version of Flower waits for messages in another way")
-    loop.time = SimpleNamespace(sleep=Pauses().sleep)
+    loop.time = SimpleNamespace(sleep=Pauses(folder).sleep)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,20 +33,21 @@ from fpld.engines.flower.payload import content_bytes
 from fpld.errors import ProtocolError
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.serverapp import Grid
+    from flwr.supercore.runtime import RuntimeHttpClient
 
 log = logging.getLogger(__name__)
 
+LOST = 3  # Flower's code of errors that stand for replies which got lost
+_GONE = 5  # Flower's code of errors for a node that is not there any more
 REFUSED = 100  # the code of errors that stand for replies which were not received; Flower's own are below
 SLACK = 1 << 17  # bytes beyond the right size that are received: Flower's records, and enough to say what is wrong
 PATIENCE = 3600.0  # seconds in which a reply that was announced must be whole, if the run has no deadline
 _PIECE = 1 << 12  # bytes: pieces of a long reply are at least as long (Flower's own are of 5 MiB)
 _FEW = 64  # pieces of a short reply
-_LOST = 5  # the code of Flower's own error for a node that is not there any more
 _PAUSES = 0.2, 1.0  # seconds between two looks for a piece, first and at most: shorter than a return takes
 _most: ContextVar[int | None] = ContextVar("most", default=None)
 
@@ -66,101 +68,141 @@ class Asked(NamedTuple):
         """Return how many bytes are received at most."""
         return self.most + SLACK
 
+    @property
+    def pieces(self) -> int:
+        """Return in how many pieces a reply may come at most."""
+        return _FEW + self.most // _PIECE
+
     def check(self, size: int) -> None:
         """Refuse a reply of so many bytes if that is too much."""
         if size > self.room:
             raise ProtocolError(f"its reply holds {size} bytes, at most {self.most} are wanted")
 
 
-def receive(grid: Grid, asked: Asked, over: threading.Event) -> Message | None:
-    """Return the reply to a message if it is there; what cannot be used is a message with an error."""
+def look(grid: Grid, pulls: Mapping[str, Pull]) -> list[Message]:
+    """Ask once for the replies to some messages, by their ids; return those that are here, or that cannot be used.
+
+    Replies over HTTP are only announced: their pulls then fetch the pieces. If the answer is too long to be read, one
+    node is to blame, and nobody knows which: of several replies each counts as lost, so that it is asked for again.
+    """
     try:
-        if isinstance(grid, HttpGrid):
-            reply = _Pull(grid, asked, over).reply()
-        else:
-            reply = next(iter(grid.pull_messages([asked.identity])), None)
-        if reply is not None:
-            _check(reply, asked)
+        if not isinstance(grid, HttpGrid):
+            replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(pulls))}
+            return [pulls[identity].checked(reply) for identity, reply in replies.items() if identity in pulls]
+        with _at_most(SLACK + sum(100 * pull.asked.pieces for pull in pulls.values())):
+            found = _client(grid).PullMessages(PullAppMessagesRequest(message_ids=list(pulls)))
+        heads = zip(found.messages_list, found.message_object_trees, strict=True)
     except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
         raise
-    except LostError as error:
-        return _refused(asked, str(error), _LOST)
-    except ProtocolError as error:
-        return _refused(asked, str(error))
     except Exception as error:  # Flower's readers raise what they like on hostile bytes
-        log.debug("a reply cannot be read", exc_info=True)
-        return _refused(asked, f"its reply cannot be read ({type(error).__name__})")
-    return reply
+        return [_unusable(pull.asked, error, LOST if len(pulls) > 1 else REFUSED) for pull in pulls.values()]
+    refused = []
+    for head, tree in heads:
+        pull = pulls.get(head.metadata.reply_to_message_id)
+        if pull is not None and (error := pull.announce(head.metadata.message_id, tree)) is not None:
+            refused.append(error)
+    return refused
 
 
-class _Pull:
-    """Pull the pieces of a reply over HTTP, one after the other."""
+class Pull:
+    """The reply to a message on its way to us: a step at a time, and no step waits for a node.
 
-    def __init__(self, grid: HttpGrid, asked: Asked, over: threading.Event) -> None:
-        self._asked, self._over, self._grid = asked, over, grid
-        self._node, self._run = grid.node, grid.run.run_id
-        self._client = grid._runtime_client
-        hooks = self._client._client.event_hooks
-        if _within not in hooks["response"]:
-            self._client._client.event_hooks = {**hooks, "response": [*hooks["response"], _within]}
-        self._pieces = _FEW + asked.most // _PIECE
+    What cannot be used is a message with an error.
+    """
 
-    def reply(self) -> Message | None:
-        """Return the reply, None if there is none yet or nobody waits for it any more."""
-        with _at_most(SLACK + 100 * self._pieces):
-            found = self._client.PullMessages(PullAppMessagesRequest(message_ids=[self._asked.identity]))
-        for head, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-            if head.metadata.reply_to_message_id == self._asked.identity:
-                identity = head.metadata.message_id
-                try:
-                    contents = self._contents(tree)
-                finally:  # the SuperLink may forget it, whatever it was
-                    self._client.ConfirmMessageReceived(
-                        ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=identity)
-                    )
-                return None if contents is None else self._message(identity, contents)
-        return None
+    def __init__(self, grid: Grid, asked: Asked) -> None:
+        self.asked, self._grid = asked, grid
+        self._identity, self._names = "", deque[str]()
+        self._contents: dict[str, bytes] = {}
+        self._left, self._end, self._pause = asked.room, 0.0, _PAUSES[0]
 
-    def _contents(self, tree: ObjectTree) -> dict[str, bytes] | None:
-        """Return the pieces by their ids."""
-        names = list(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))
-        if len(names) > self._pieces:
-            raise ProtocolError(f"its reply is in {len(names)} pieces, at most {self._pieces} are wanted")
-        left, contents = self._asked.room, {}
-        end = time.monotonic() + PATIENCE
-        for name in names:
-            found = self._piece(name, left, end)
-            if found is None:
+    @property
+    def announced(self) -> bool:
+        """Return whether there is a reply, of which pieces are still to come."""
+        return bool(self._identity)
+
+    @property
+    def pause(self) -> float:
+        """Return after how many seconds to look again for a piece: longer each time."""
+        pause, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
+        return pause
+
+    def announce(self, identity: str, tree: ObjectTree) -> Message | None:
+        """Note the pieces of the reply; return an error if they are too many."""
+        self._identity, self._end = identity, time.monotonic() + PATIENCE
+        self._names = deque(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))
+        if len(self._names) <= self.asked.pieces:
+            return None
+        self.drop()
+        most = self.asked.pieces
+        return _error(self.asked, REFUSED, f"its reply is in {len(self._names)} pieces, at most {most} are wanted")
+
+    def step(self) -> Message | None:
+        """Fetch the pieces that are there; return the reply if it is whole by now."""
+        try:
+            if not self._pieces():
                 return None
-            left, contents[name] = left - len(found), found
-        return contents
+            identity = self._identity
+            self.drop()
+            return self.checked(self._message(identity))
+        except (RunNotRunningException, httpx.TransportError):  # the SuperLink's trouble, and no node's
+            raise
+        except Exception as error:  # Flower's readers raise what they like on hostile bytes
+            self.drop()
+            return _unusable(self.asked, error, _GONE if isinstance(error, LostError) else REFUSED)
 
-    def _piece(self, name: str, left: int, end: float) -> bytes | None:
-        """Wait for a piece; None if nobody waits for the reply any more."""
-        pause, longest = _PAUSES
-        while not self._over.is_set():
-            with _at_most(left):
-                found = self._client.PullObject(PullObjectRequest(node=self._node, run_id=self._run, object_id=name))
+    def drop(self) -> None:
+        """Let the SuperLink forget the reply, whatever it was."""
+        if self.announced and isinstance(self._grid, HttpGrid):
+            identity, self._identity = self._identity, ""
+            node, run = self._grid.node, self._grid.run.run_id
+            _client(self._grid).ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=identity)
+            )
+
+    def checked(self, reply: Message) -> Message:
+        """Return a reply if it is to what was asked, of the node that was asked, and short enough; else an error."""
+        try:
+            _check(reply, self.asked)
+        except Exception as error:  # as above
+            return _unusable(self.asked, error)
+        return reply
+
+    def _pieces(self) -> bool:
+        """Fetch the pieces that are there; return whether all are."""
+        grid: HttpGrid = self._grid  # type: ignore[assignment]  # others announce nothing
+        while self._names:
+            with _at_most(self._left):
+                request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=self._names[0])
+                found = _client(grid).PullObject(request)
             if not found.object_found:
                 raise ProtocolError("its reply was announced, and pieces of it never came")
-            if found.object_available:
-                content: bytes = found.object_content
-                return content
-            if time.monotonic() > end:
-                raise ProtocolError(f"its reply was announced, and not whole within {PATIENCE:g} s")
-            if self._asked.node not in self._grid.get_node_ids():
-                raise LostError("it went away while it sent its reply")
-            self._over.wait(pause)
-            pause = min(2 * pause, longest)
-        return None
+            if not found.object_available:
+                if time.monotonic() > self._end:
+                    raise ProtocolError(f"its reply was announced, and not whole within {PATIENCE:g} s")
+                if self.asked.node not in grid.get_node_ids():
+                    raise LostError("it went away while it sent its reply")
+                return False
+            self._contents[self._names.popleft()] = found.object_content
+            self._left, self._pause = self._left - len(found.object_content), _PAUSES[0]
+        return True
 
-    def _message(self, identity: str, contents: dict[str, bytes]) -> Message:
-        self._asked.check(_unfolded(contents))
-        message = inflate_object_from_contents(identity, contents)
+    def _message(self, identity: str) -> Message:
+        self.asked.check(_unfolded(self._contents))
+        message = inflate_object_from_contents(identity, self._contents)
         if not isinstance(message, Message):
             raise ProtocolError("its reply is no message")
         message.metadata.__dict__["_message_id"] = identity
         return message
+
+
+def _client(grid: HttpGrid) -> RuntimeHttpClient:
+    """Return Flower's client, which from now on refuses answers that are too long."""
+    client = grid._runtime_client
+    hooks = client._client.event_hooks
+    if _within not in hooks["response"]:
+        client._client.event_hooks = {**hooks, "response": [*hooks["response"], _within]}
+    return client
 
 
 @contextmanager
@@ -202,7 +244,15 @@ def _check(reply: Message, asked: Asked) -> None:
     asked.check(content_bytes(reply.content))
 
 
-def _refused(asked: Asked, reason: str, code: int = REFUSED) -> Message:
+def _unusable(asked: Asked, error: Exception, code: int = REFUSED) -> Message:
+    """Return what stands in the place of a reply that cannot be used."""
+    if isinstance(error, ProtocolError):
+        return _error(asked, code, str(error))
+    log.debug("a reply cannot be read", exc_info=error)
+    return _error(asked, code, f"its reply cannot be read ({type(error).__name__})")
+
+
+def _error(asked: Asked, code: int, reason: str) -> Message:
     metadata = Metadata(
         run_id=0,
         message_id="",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEAT, CONTACT = "seat.json", "contact"
-NOTICED = 3.0  # seconds off: an aggregator of up to 150 nodes looks more often than that
+NOTICED = 3.0  # seconds off: an aggregator of up to 600 nodes looks more often than that
 LONGEST_WAIT = 4  # seconds between two attempts to reach a SuperLink that is away; Flower's own are longer
 PIECE_WAITS = 0.3, 2.0  # seconds between two looks for a piece of a message, first and at most
 _HELD = 412

@@ -7,8 +7,10 @@ registered key can make, over a challenge that was never used before.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from flwr.app import Message
@@ -18,12 +20,14 @@ from fpld.engines.flower.answers import MOST_BYTES, Joined
 from fpld.engines.flower.exchange import Exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import LETTER, pack, unpack
+from fpld.engines.flower.receive import LOST
 from fpld.errors import FpldError, ProtocolError
 from fpld.protocol.wire import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from flwr.app import Metadata
     from flwr.serverapp import Grid
 
 log = logging.getLogger(__name__)
@@ -31,14 +35,15 @@ log = logging.getLogger(__name__)
 _PATIENCE = 120.0  # seconds that a node has to say who it is: a new process, and its imports
 _GRACE = 10.0  # seconds for which a round that could begin waits for those who were just asked
 _PAUSE = 0.3
+_EACH = 0.005  # seconds between two looks at who is connected, for each node of the federation
 _INSTANCES = 10  # processes of a node that are remembered
 
 
-class _Asking(NamedTuple):
-    """Nodes that were asked who they are: the challenge of each, the messages, and until when they may answer."""
+class _Asked(NamedTuple):
+    """A node that was asked who it is: Flower's id of it, the challenge, and until when it may answer."""
 
-    challenges: dict[int, str]
-    exchange: Exchange
+    identity: int
+    challenge: str
     end: float
 
 
@@ -61,7 +66,10 @@ class Roster:
         self.ids: dict[int, int] = {}
         self.missing: dict[int, list[str]] = {}
         self.holds: dict[int, str | None] = {}
-        self._asking: list[_Asking] = []
+        self._asked: dict[str, _Asked] = {}
+        self._exchanges: dict[bool, Exchange] = {}
+        self._alone: set[int] = set()
+        self._online, self._looked = frozenset[int](), -math.inf
         self._instances: dict[int, list[str]] = {}
 
     def gather(self, grid: Grid, *, enough: int, wait: float) -> None:
@@ -72,7 +80,7 @@ class Roster:
         begun, said = time.monotonic(), False
         while True:
             self._refresh(grid)
-            spent, asked = time.monotonic() - begun, bool(self._asking)
+            spent, asked = time.monotonic() - begun, bool(self._asked)
             if len(self.ids) >= enough and (not asked or spent >= _GRACE):
                 return
             if spent >= wait and not asked:
@@ -89,47 +97,62 @@ class Roster:
 
     def _refresh(self, grid: Grid) -> None:
         """Take what nodes have said, and ask those who are new; nobody is waited for."""
-        online = set(grid.get_node_ids())
+        online = self._connected(grid)
         self.ids = {
             index: identity
             for index, identity in self.ids.items()
             if identity in online and not self.revoked(self.names[index])
         }
-        asked = {identity for asking in self._asking for identity in asking.challenges}
-        unknown = sorted(online - set(self.ids.values()) - asked)
-        if unknown:
-            self._asking.append(self._ask(grid, unknown))
-        for asking in self._asking:
-            while asking.exchange.left and (reply := asking.exchange.wait(0.0)) is not None:
-                self._hear(reply, asking.challenges)
         now = time.monotonic()
-        for asking in [each for each in self._asking if not each.exchange.left or now > each.end]:
-            asking.exchange.close()
-            self._asking.remove(asking)
+        self._asked = {message: asked for message, asked in self._asked.items() if now <= asked.end}
+        asked = {each.identity for each in self._asked.values()}
+        unknown = sorted(online - set(self.ids.values()) - asked)
+        for alone in (False, True):
+            self._ask(grid, [identity for identity in unknown if (identity in self._alone) == alone], alone=alone)
+        for exchange in self._exchanges.values():
+            while (reply := exchange.wait(0.0)) is not None:
+                self._hear(reply)
 
-    def _ask(self, grid: Grid, unknown: Sequence[int]) -> _Asking:
-        challenges = {identity: secrets.token_hex(32) for identity in unknown}
+    def _connected(self, grid: Grid) -> frozenset[int]:
+        """Return Flower's ids of the nodes that are connected; many are not asked for at every look."""
+        now = time.monotonic()
+        if now - self._looked >= _EACH * len(self.names):
+            self._online, self._looked = frozenset(grid.get_node_ids()), now
+        return self._online
+
+    def _ask(self, grid: Grid, unknown: Sequence[int], *, alone: bool) -> None:
+        """Ask nodes who they are; nobody is waited for. Answers that were lost once are asked for one by one."""
+        if not unknown:
+            return
+        if alone not in self._exchanges or self._exchanges[alone].grid is not grid:
+            self._exchanges[alone] = Exchange(grid, alone=alone)
         common = {"kind": "join", "session": self._session.hex(), "files": self._files, "wire": VERSION}
-        messages = [
-            Message(
-                pack(letter=(write_letter(b"", {**common, "challenge": challenges[identity]}), LETTER)),
-                identity,
-                "query.join",
-                ttl=_PATIENCE,
-            )
-            for identity in unknown
-        ]
-        sent = Exchange(grid, messages, [MOST_BYTES] * len(messages))
-        return _Asking(challenges, sent, time.monotonic() + _PATIENCE)
+        common["nodes"] = len(self.names)
+        sent: list[tuple[Metadata, str]] = []
 
-    def _hear(self, reply: Message, challenges: Mapping[int, str]) -> None:
+        def asking(identity: int) -> Message:
+            challenge = secrets.token_hex(32)
+            letter = write_letter(b"", {**common, "challenge": challenge})
+            message = Message(pack(letter=(letter, LETTER)), identity, "query.join", ttl=_PATIENCE)
+            sent.append((message.metadata, challenge))
+            return message
+
+        self._exchanges[alone].send(map(asking, unknown), repeat(MOST_BYTES, len(unknown)))
+        end = time.monotonic() + _PATIENCE
+        self._asked |= {head.message_id: _Asked(head.dst_node_id, challenge, end) for head, challenge in sent}
+
+    def _hear(self, reply: Message) -> None:
         """Take a node's answer who it is."""
+        asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+        if asked is None:
+            return
         if reply.has_error():
+            if reply.error.code == LOST:
+                self._alone.add(asked.identity)
             log.warning("a node did not say who it is: %s", explain("", reply.error).reason)
             return
-        identity = reply.metadata.src_node_id
         try:
-            self._admit(identity, unpack(reply.content, "letter", LETTER), challenges.get(identity, ""))
+            self._admit(asked.identity, unpack(reply.content, "letter", LETTER), asked.challenge)
         except FpldError as error:
             log.warning("a node was turned away: %s", error)
 

@@ -14,8 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 from fpld import config as configuration
 from fpld.engines.flower.certs import AGGREGATOR_KEY
 from fpld.engines.flower.identity import PublicKeys, run_secret
-from fpld.engines.flower.journal import Journal
+from fpld.engines.flower.journal import FlowerLog, Journal
 from fpld.engines.flower.keys import is_revoked, public_file
+from fpld.engines.flower.limits import check_run
 from fpld.engines.flower.publish import publish
 from fpld.engines.flower.returning import hurry
 from fpld.engines.flower.roster import Roster
@@ -65,7 +66,7 @@ def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, An
     """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
     hurry()
     store = RunFolder(out)
-    with store.lock(), Status(store) as status, listen(Journal(store.path)), watch(store):
+    with store.lock(), Status(store) as status, listen(Journal(store.path)), listen(FlowerLog()), watch(store):
         status.say("preparing")
         claim(store, text, resume=store.has("config.toml"))
         public = prepare_public(config, store)
@@ -74,6 +75,7 @@ def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, An
         parts, files = publish(config, store)
         keys = node_keys(config, session)
         federation = Federation(config, store, public, "fpld", pool=Inline(), mac_keys=keys, run_key=key)
+        check_run(config, federation.setup.settings, parts, files, federation.state.student)
         roster = Roster(federation.names, keys, session, files, partial(is_revoked, config))
         wait = config.flower.wait if config.flower is not None else 60.0
         ProbeLogitDistillation(federation, roster, session, parts, files, wait=wait).start(grid)

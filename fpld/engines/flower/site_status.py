@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fpld import __version__
+from fpld.engines.flower.adoption import SAID
 from fpld.engines.flower.home import NodeFile
 from fpld.engines.flower.journal import LOG
 from fpld.engines.flower.ledger import Ledger
@@ -41,6 +42,7 @@ def site_status(path: Path) -> dict[str, Any]:
         "up_bytes": sum(entry["bytes"] for entry in entries),
         "trouble": next((line for line in reversed(lines) if " failed: " in line), None),
         "loss": next((line for line in reversed(lines) if line.startswith("nats per token")), None),
+        "adopted": next((line for line in reversed(lines) if line.startswith(SAID)), None),
         "version": __version__,
         "wire": VERSION,
     }

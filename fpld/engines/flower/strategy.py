@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
@@ -21,19 +22,20 @@ from fpld.engines.flower.counting import down_kinds, up_kinds
 from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.ledger import LOSS_BYTES
+from fpld.engines.flower.limits import check_content, most_message
 from fpld.engines.flower.payload import (
     FRAME,
     LETTER,
     STUDENT,
+    Shelf,
     arrays_record,
     content_bytes,
-    names,
     pack_files,
     pack_task,
     put,
     unpack,
 )
-from fpld.errors import FpldError, InputError, ProtocolError, StorageError
+from fpld.errors import FpldError, ProtocolError, StorageError
 from fpld.federation.engine import Absence, Refusal
 from fpld.federation.own import write_own
 from fpld.protocol.messages import digest
@@ -42,6 +44,7 @@ from fpld.protocol.wire import OVERHEAD
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from flwr.app import Metadata
     from flwr.serverapp import Grid
 
     from fpld.engines.flower.roster import Roster
@@ -54,9 +57,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_MESSAGE = 2_000_000_000  # bytes: lengths in Flower's messages are signed numbers of 32 bits
 _RETURN = 30.0  # seconds for which a round waits for a node that was lost to come back
 _TIMES = 5  # how often a round's messages are sent again at most
+
+
+class _Sent(NamedTuple):
+    """What is kept of a message: the node's number, its head with Flower's id of it, and whether it has the student."""
+
+    index: int
+    head: Metadata
+    student: bool
 
 
 class ProbeLogitDistillation(Strategy):
@@ -78,13 +88,14 @@ class ProbeLogitDistillation(Strategy):
         self.federation, self.roster, self.session = federation, roster, session
         self._parts, self._files, self._wait = parts, files, wait
         self._keys = federation.setup.settings.mac_keys
-        self._asked: list[tuple[int, Message]] = []
+        self._asked: list[int] = []
+        self._sent: list[_Sent] = []
+        self._shelf = Shelf()
         self._again: list[int] = []
         self._lost: list[int] = []
         self._tasks: Mapping[int, Task] = {}
         self._grid: Grid | None = None
         self._everyone = True
-        self._budgets: dict[int, int] = {}
         self._worth = Worth(len(parts))
         self._own: list[dict[str, float | None]] = [{"own": None, "alone": None} for _ in parts]
 
@@ -121,7 +132,7 @@ class ProbeLogitDistillation(Strategy):
         last = self.federation.unjudged
         if last is not None:
             asked = self.configure_evaluate(last, arrays, evaluate_config or ConfigRecord(), grid)
-            replies = exchange(grid, asked, timeout, [MOST_BYTES] * len(asked))
+            replies = exchange(grid, asked, timeout, repeat(MOST_BYTES, len(self._asked)))
             result.evaluate_metrics_clientapp[last] = self.aggregate_evaluate(last, replies)
         return result
 
@@ -131,32 +142,37 @@ class ProbeLogitDistillation(Strategy):
         arrays: ArrayRecord,
         config: ConfigRecord,
         grid: Grid,
-    ) -> list[Message]:
-        """Open a round: a message for each node that is here, with its task and the files that it lacks."""
+    ) -> Iterable[Message]:
+        """Open a round: a message for each node that is here, with its task and the files that it lacks.
+
+        Each is made when it is asked for.
+        """
         settings = self.federation.setup.settings
         # The first round of a process waits for all, later ones for as many as a round needs.
         enough = len(settings.names) if self._everyone else settings.quorum
         self.roster.gather(grid, enough=enough, wait=self._wait)
         self._everyone = False
         tasks = self._tasks = self.federation.open()
-        self._asked, self._grid = [], grid
-        self._worth = Worth(len(self._parts))
-        for index in sorted(self.roster.ids):
-            self._asked.append((index, self._train(index, tasks[index])))
-        return [message for _, message in self._asked]
+        self._grid, self._worth, self._shelf = grid, Worth(len(self._parts)), Shelf()
+        self._again, self._lost = [], []
+        return self._trained({index: tasks[index] for index in sorted(self.roster.ids)})
+
+    def _trained(self, tasks: Mapping[int, Task]) -> Iterator[Message]:
+        """Return the messages with tasks, by the nodes' numbers, each made when it is asked for."""
+        self._asked, self._sent = list(tasks), []
+        return (self._train(index, task) for index, task in tasks.items())
 
     def _train(self, index: int, task: Task) -> Message:
         """Return the message with a node's task, which asks what the student is worth that comes with it."""
-        self._budgets[index] = task.plan.budget_bytes
-        content = pack_task(task, arrays=task.broadcast != "weights")
+        content = pack_task(task, arrays=task.broadcast != "weights", shelf=self._shelf)
         letter = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes())}
         if self.federation.unjudged is not None:
             letter["evaluate"] = self.federation.unjudged
-        return self._message(index, self.roster.ids[index], MessageType.TRAIN, content, letter, task.broadcast)
+        return self._message(index, MessageType.TRAIN, content, letter, task.broadcast)
 
-    def _frame_bytes(self) -> list[int]:
+    def _frame_bytes(self) -> Iterator[int]:
         """Return the most bytes that the answer of each node that was asked may have: a frame, and a loss."""
-        return [OVERHEAD + self._budgets[index] + LOSS_BYTES for index, _ in self._asked]
+        return (OVERHEAD + self._tasks[index].plan.budget_bytes + LOSS_BYTES for index in self._asked)
 
     def aggregate_train(
         self,
@@ -164,17 +180,18 @@ class ProbeLogitDistillation(Strategy):
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord, MetricRecord]:
         """Take the frames, close the round, combine and distil; return the student."""
-        names, asked = self.federation.names, {index for index, _ in self._asked}
+        names, asked = self.federation.names, set(self._asked)
         absent = {i: self._missing(names[i]) for i in range(len(names)) if i not in asked}
         begun = time.monotonic()
         self._collect(replies, absent)
         for _ in range(_TIMES):
             left = None if self._deadline is None else max(begun + self._deadline - time.monotonic(), 0.0)
-            self._asked = [*self._with_blocks(), *self._returned(left)]
-            if not self._asked or self._grid is None:
+            alone = not self._again  # who was lost may be so by another's fault
+            tasks = self._returned(left) if alone else self._with_blocks()
+            if not tasks or self._grid is None:
                 break
-            messages = [message for _, message in self._asked]
-            self._collect(exchange(self._grid, messages, self._deadline, self._frame_bytes()), absent)
+            messages = self._trained(tasks)
+            self._collect(exchange(self._grid, messages, self._deadline, self._frame_bytes(), alone=alone), absent)
         if self.federation.unjudged is not None:
             self._judged(self.federation.judge)
         combined = self.federation.close(list(absent.values()))
@@ -189,8 +206,7 @@ class ProbeLogitDistillation(Strategy):
 
     def _collect(self, replies: Iterable[Message], absent: dict[int, Absence]) -> None:
         """Take replies as they come; note who failed or is late, who asks for blocks, and who was lost on the way."""
-        waiting = {index for index, _ in self._asked}
-        self._again, self._lost = [], []
+        waiting = set(self._asked)
         for index, reply in self._recognized(replies):
             waiting.discard(index)
             failure = self._take(index, reply)
@@ -207,23 +223,25 @@ class ProbeLogitDistillation(Strategy):
             absent[index] = Absence(name, "late", f"no answer within {self._deadline or math.inf:g} s")
             self._forget(index)
 
-    def _with_blocks(self) -> list[tuple[int, Message]]:
+    def _with_blocks(self) -> dict[int, Task]:
         """Return the tasks once more of those who could not compute blocks of the prior, with these blocks."""
-        return [(index, self._train(index, self.federation.again(index))) for index in self._again]
+        asking, self._again = self._again, []
+        return {index: self.federation.again(index) for index in asking}
 
-    def _returned(self, left: float | None) -> list[tuple[int, Message]]:
+    def _returned(self, left: float | None) -> dict[int, Task]:
         """Wait a little for nodes that were lost while they worked; return the tasks once more of those who are back.
 
         A node that had answered sends the same frame again.
         """
         wait = _RETURN if left is None else min(left, _RETURN)
-        if not self._lost or self._grid is None or wait < 1:
-            return []
-        self.roster.gather(self._grid, enough=len(self.roster.ids) + len(self._lost), wait=wait)
-        back = [index for index in self._lost if index in self.roster.ids]
+        lost, self._lost = self._lost, []
+        if not lost or self._grid is None or wait < 1:
+            return {}
+        self.roster.gather(self._grid, enough=len(self.roster.ids) + len(lost), wait=wait)
+        back = [index for index in lost if index in self.roster.ids]
         for index in back:
             log.info("%s is back: its task is sent again", self.federation.names[index])
-        return [(index, self._train(index, self._tasks[index])) for index in back]
+        return {index: self._tasks[index] for index in back}
 
     def _take(self, index: int, reply: Message) -> Absence | None:
         """Deliver the frame of a reply; return why there is none."""
@@ -249,18 +267,15 @@ class ProbeLogitDistillation(Strategy):
         arrays: ArrayRecord,
         config: ConfigRecord,
         grid: Grid,
-    ) -> list[Message]:
+    ) -> Iterable[Message]:
         """Ask the nodes that are here what the student is worth on their held-out texts."""
         online = set(grid.get_node_ids())
         if online - set(self.roster.ids.values()):  # who comes back for the end, and a run that begins with its end
             self.roster.gather(grid, enough=len(self.federation.names), wait=0.0)
-        self._asked, self._worth = [], Worth(len(self._parts))
-        for index, identity in sorted(self.roster.ids.items()):
-            if identity in online:
-                letter = {"kind": "evaluate", "round": server_round}
-                message = self._message(index, identity, MessageType.EVALUATE, RecordDict(), letter, "weights")
-                self._asked.append((index, message))
-        return [message for _, message in self._asked]
+        self._worth, self._shelf, self._sent = Worth(len(self._parts)), Shelf(), []
+        self._asked = [index for index, identity in sorted(self.roster.ids.items()) if identity in online]
+        letter = {"kind": "evaluate", "round": server_round}
+        return (self._message(index, MessageType.EVALUATE, RecordDict(), letter, "weights") for index in self._asked)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord:
         """Take the losses of the last student; write trace and checkpoint."""
@@ -310,7 +325,6 @@ class ProbeLogitDistillation(Strategy):
     def _message(
         self,
         index: int,
-        identity: int,
         kind: str,
         content: RecordDict,
         body: Mapping[str, Any],
@@ -319,33 +333,34 @@ class ProbeLogitDistillation(Strategy):
         """Return a message to a node with an order, the student unless it has it, and the files that it lacks."""
         part, parcels = self._parts[index], self.federation.parcels
         parcel = parcels.parcel(self.roster.holds.get(index) or "")
-        if parcel and (broadcast == "weights" or "evaluate" in body):
-            put(content, "student", parcel, STUDENT, shared=True)
+        student = bool(parcel) and (broadcast == "weights" or "evaluate" in body)
+        if student:
+            put(content, "student", parcel, STUDENT, shared=self._shelf)
         letter = {**body, "student": parcels.digest, "session": self.session.hex(), "part": part.model_dump()}
         sealed = write_letter(self._keys.get(index, b""), letter)
         put(content, "letter", sealed, LETTER)
         lacking = part.files.names() & set(self.roster.missing.get(index, []))
-        pack_files(content, {name: self._files[name] for name in sorted(lacking)})
-        if (size := content_bytes(content)) > MOST_MESSAGE:
-            raise InputError(
-                f"a message to {part.name} would have {size:,} bytes, Flower carries at most {MOST_MESSAGE:,}: choose "
-                "a smaller student, adapters, or combine.weight_bits = 16"
-            )
+        pack_files(content, {name: self._files[name] for name in sorted(lacking)}, self._shelf)
+        check_content(part.name, content_bytes(content), most_message(self.federation.setup.config))
         self.federation.carried(index, down_kinds(content, broadcast))
-        return Message(content, identity, kind, ttl=self._deadline)
+        message = Message(content, self.roster.ids[index], kind, ttl=self._deadline)
+        self._sent.append(_Sent(index, message.metadata, student))
+        return message
 
     def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
         """Return each reply with the number of the node that was asked, once; others are passed over."""
-        open_ = dict(self._asked)
-        for reply in replies:
-            for index, message in list(open_.items()):
-                if message.metadata.message_id == reply.metadata.reply_to_message_id:
-                    del open_[index]
-                    if not reply.has_error():  # it has what was sent along
-                        self.roster.missing[index] = []
-                        if "student" in names(message.content):
-                            self.roster.holds[index] = self.federation.parcels.digest
-                    yield index, reply
+        open_: dict[str, _Sent] = {}
+        for number, reply in enumerate(replies):
+            if number == 0:  # by now all are sent, and have their ids
+                open_ = {sent.head.message_id: sent for sent in self._sent}
+            sent = open_.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue
+            if not reply.has_error():  # it has what was sent along
+                self.roster.missing[sent.index] = []
+                if sent.student:
+                    self.roster.holds[sent.index] = self.federation.parcels.digest
+            yield sent.index, reply
 
 
 def _metrics(line: Line) -> MetricRecord:

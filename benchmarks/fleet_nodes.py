@@ -1,0 +1,253 @@
+"""Many nodes in one process, which speak a SuperLink's Fleet API as SuperNodes do, and train as one of them.
+
+    python -m benchmarks.fleet_nodes FOLDER      (with FOLDER/nodes/NAME/node.toml, one for each node)
+
+Each node has an id, a connection, signs of life and questions for messages of its own, by Flower's own client. Each
+proves who it is to the aggregator with its own secret. The first node is whole: it trains on its text. Every other
+codes the first one's logits under its own plan, and says the first one's losses.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flwr.app import Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from fpld.codecs import ArrayPrior
+from fpld.engines.flower import duties
+from fpld.engines.flower.home import NodeFile, open_home
+from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.payload import FRAME, LETTER, STUDENT, names, pack, unpack, unpack_files, unpack_task
+from fpld.engines.flower.polling import Pauses
+from fpld.federation.keep import OWN
+from fpld.federation.predictions import Predictions
+from fpld.federation.probes import round_probe
+from fpld.federation.training import open_student
+from fpld.numerics import centre
+from fpld.protocol.priors import ComputedPrior
+from fpld.protocol.wire import VERSION, seal
+from fpld.registry import codecs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from fpld.engines.flower.home import Home
+    from fpld.protocol import Task
+
+THREADS = 6
+_WAIT = 0.2  # seconds until a node looks again for what the first one must do before it
+
+
+class Done(NamedTuple):
+    """What the first node has made of a message: the reply, and the prior and the logits of its round."""
+
+    content: RecordDict
+    prior: ArrayPrior | None = None
+    logits: np.ndarray[Any, np.dtype[np.float32]] | None = None
+
+
+class First:
+    """The first node, which is whole; what it has done is what the others send in their own names."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self._done: dict[str, Done] = {}
+
+    def find(self, content: RecordDict) -> Done | None:
+        """Return what it has answered to such a message, None before it has."""
+        return self._done.get(_kind(content))
+
+    def answer(self, content: RecordDict) -> RecordDict:
+        """Do the work, and keep it for the others."""
+        letter, key = unpack(content, "letter", LETTER), _kind(content)
+        if key == "join":
+            return pack(letter=(duties.join(self.home, letter), LETTER))
+        files = unpack_files(content)
+        student = unpack(content, "student", STUDENT) if "student" in names(content) else b""
+        if key == "evaluate":
+            reply = pack(letter=(duties.evaluate(self.home, letter, files, student), LETTER))
+            self._done[key] = Done(reply)
+            return reply
+        task = unpack_task(content)
+        frame, said = duties.train(self.home, letter, task, files, student)
+        reply = pack(frame=(frame, FRAME), **({} if said is None else {"letter": (said, LETTER)}))
+        self._done[key] = Done(reply, *self._round(letter, task))
+        return reply
+
+    def _round(self, letter: bytes, task: Task) -> tuple[ArrayPrior | None, np.ndarray[Any, Any]]:
+        order = duties._order(self.home, letter, "train")
+        part, place = order.part, order.place
+        public = None if part.files.public is None else place.files / part.files.public
+        probe = round_probe(place.files / part.files.probe, public, part.seed, task.plan.round)
+        prior = None
+        if task.notes is not None:
+            shared = open_student(place.files / part.files.student, duties._student(order, b""))
+            computed = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
+            prior = ArrayPrior(computed.block(range(probe.contexts)))
+        return prior, centre(open_student(place.folder / OWN).logits(probe.sequences))
+
+
+def _kind(content: RecordDict) -> str:
+    body = Letter.parse(unpack(content, "letter", LETTER)).body
+    return f"train {body['round']}" if body["kind"] == "train" else str(body["kind"])
+
+
+@dataclass(order=True)
+class Node:
+    """One of the nodes: its connection, and when it asks next."""
+
+    due: float
+    index: int
+    file: Path = field(compare=False)
+    first: First = field(compare=False)
+    calls: Any = field(compare=False, default=None)
+    since: float = field(compare=False, default=0.0)
+    message: Message | None = field(compare=False, default=None)
+    files: bool = field(compare=False, default=False)
+    crowd: int = field(compare=False, default=1)
+    secrets: dict[bytes, bytes] = field(compare=False, default_factory=dict)
+
+    def step(self) -> None:
+        """Ask for a message, answer it if there is one, and say when to ask again."""
+        message = self.message or self._receive()
+        now = time.monotonic()
+        if message is None:
+            self.due = now + Pauses.idle(now - self.since, self.crowd)
+            return
+        reply = self._reply(message.content)
+        self.message = message if reply is None else None
+        if reply is None:
+            self.due = now + _WAIT
+            return
+        self._send(Message(reply, reply_to=message))
+        self.since = time.monotonic()
+        self.due = self.since + Pauses.idle(0.0, self.crowd)
+
+    def _receive(self) -> Message | None:
+        _, receive, _, _, _, pull, _, confirm = self.calls
+        found = receive()
+        if found is None:
+            return None
+        head, tree = found
+        run, identity = head.metadata.run_id, head.metadata.message_id
+        contents = {}
+        for piece in dict.fromkeys(each.object_id for each in iterate_object_tree(tree)):
+            contents[piece] = _whole(lambda piece=piece: pull(run, piece))
+        confirm(run, identity)
+        message = inflate_object_from_contents(identity, contents)
+        message.metadata.__dict__["_message_id"] = identity
+        return message  # type: ignore[no-any-return]
+
+    def _reply(self, content: RecordDict) -> RecordDict | None:
+        if self.index == 0:
+            return self.first.answer(content)
+        letter = Letter.parse(unpack(content, "letter", LETTER)).body
+        key = self._secret(bytes.fromhex(letter["session"]))
+        if letter["kind"] == "join":
+            self.crowd = int(letter["nodes"])
+            missing = [] if self.files else letter["files"]
+            answer = {"kind": "joined", "name": self.file.parent.name, "challenge": letter["challenge"]}
+            more = {"missing": missing, "wire": VERSION, "student": None, "instance": ""}
+            return pack(letter=(write_letter(key, answer | more), LETTER))
+        self.files = True
+        done = self.first.find(content)
+        return None if done is None else self._repeated(content, done, key)
+
+    def _repeated(self, content: RecordDict, done: Done, key: bytes) -> RecordDict:
+        """Return what the first node has answered, under this node's plan and with its key."""
+        parts = {}
+        if done.logits is not None:
+            task = unpack_task(content)
+            plan, codec = replace(task.plan, prior=done.prior), codecs.get(task.codec)
+            parts["frame"] = seal(codec.encode([done.logits], plan), plan, codec.code, key=key), FRAME
+        if "letter" in names(done.content):
+            said = Letter.parse(unpack(done.content, "letter", LETTER)).body
+            parts["letter"] = write_letter(key, said), LETTER
+        return pack(**parts)
+
+    def _secret(self, session: bytes) -> bytes:
+        if session not in self.secrets:
+            self.secrets[session] = open_home(self.file).secret(session)
+        return self.secrets[session]
+
+    def _send(self, reply: Message) -> None:
+        _, _, send, _, _, _, push, _ = self.calls
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        wanted, session = send(reply, get_object_tree(reply), 0.0)
+        for identity, item in get_all_nested_objects(reply).items():
+            if identity in wanted:
+                push(reply.metadata.run_id, session, identity, item.deflate())
+
+
+def _whole(pull: Callable[[], bytes]) -> bytes:
+    """Wait for a piece of a message that was announced."""
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+
+    while True:
+        try:
+            return pull()
+        except ObjectUnavailableError:
+            time.sleep(0.3)
+
+
+class Fleet:
+    """All nodes, each in its turn, by a few threads."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self._due = nodes
+        heapq.heapify(self._due)
+        self._changed = threading.Condition()
+
+    def work(self) -> None:
+        """Take the node that is due first, again and again."""
+        while True:
+            with self._changed:
+                while not self._due or self._due[0].due > time.monotonic():
+                    self._changed.wait(0.05)
+                node = heapq.heappop(self._due)
+            try:
+                node.step()
+            except Exception as error:  # a run that has ended, a SuperLink that is busy: as a SuperNode, try again
+                print(f"{node.file.parent.name}: {type(error).__name__}: {error}", flush=True)
+                node.due, node.message = time.monotonic() + 2.0, None
+            with self._changed:
+                heapq.heappush(self._due, node)
+                self._changed.notify()
+
+
+def main() -> None:
+    """Sign all nodes on, and let them work until this process is ended."""
+    folder = Path(sys.argv[1])
+    files = sorted(folder.glob("nodes/*/node.toml"))
+    address, first = NodeFile.read(files[0]).address, First(open_home(files[0]))
+    stack, nodes = ExitStack(), []
+    for index, file in enumerate(files):
+        calls = stack.enter_context(http_request_response(address, insecure=True))
+        now = time.monotonic()
+        nodes.append(Node(now, index, file, first, calls, now))
+    print(f"{len(nodes)} nodes are connected", flush=True)
+    fleet = Fleet(nodes)
+    threads = [threading.Thread(target=fleet.work, daemon=True) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    try:
+        threads[0].join()
+    finally:
+        os._exit(0)  # a thousand threads that send signs of life are not waited for
+
+
+if __name__ == "__main__":
+    main()
