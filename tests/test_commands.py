@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -19,6 +19,7 @@ from fpld.config import Config, presets
 from tests.federation.conftest import CONFIG, write_texts
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
@@ -156,7 +157,8 @@ def mentions(file: Path) -> Iterator[list[str]]:
 def test_commands_that_a_page_names_exist(page: Path) -> None:
     """With their options; what stands for a value of the reader's own is not looked at."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    known = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    choices = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    known = cast("dict[str, ArgumentParser]", choices)
     for words in mentions(page):
         if words[0] == "make":
             assert set(words[1:]) <= targets, words
@@ -165,8 +167,8 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
         elif words[0] == "python":
             assert (ROOT / words[1]).exists() or (page.parent / words[1]).exists(), words
         elif not words[1].startswith("-"):
-            assert words[1] in known, words  # type: ignore[operator]
-            options = known[words[1]]._option_string_actions  # type: ignore[index]
+            assert words[1] in known, words
+            options = known[words[1]]._option_string_actions
             assert {word.partition("=")[0] for word in words if word.startswith("--")} <= set(options), words
 
 

@@ -67,7 +67,9 @@ def test_pages_from_the_disk_ask_nobody_find_words_and_fit_a_phone(site: Path) -
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium())
-        page, asked, failed = browser.new_page(viewport={"width": 390, "height": 844}), [], []
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        asked: list[str] = []
+        failed: list[str] = []
         page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: asked.append(request.url))
         page.on("requestfailed", lambda request: failed.append(request.url))

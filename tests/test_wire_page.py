@@ -6,6 +6,7 @@ import hashlib
 import re
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from fpld.codecs.uniform import radix
 from fpld.protocol import weights, wire
 from fpld.registry import codecs
 from tests.helpers import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PAGE = (Path(__file__).parent.parent / "docs/wire.md").read_text()
 FORMS = {"32 bits": "<I", "float64": "<d", "16 bits": "<H"}
@@ -91,10 +95,10 @@ def test_the_fields_of_a_frame_lie_where_the_page_says() -> None:
 
 @pytest.mark.parametrize("bare", [True, False], ids=["bare", "with prior and tables"])
 def test_the_digest_of_a_plan_is_that_of_the_parts_that_the_page_lists(bare: bool) -> None:
-    learnt = None if bare else np.arange(1, 7, dtype=np.uint16)
+    learnt: np.ndarray | None = None if bare else np.arange(1, 7, dtype=np.uint16)
     known = None if bare else make_prior(np.linspace(-3, 3, 300).reshape(6, 50))
     plan = make_plan(slot=1, slots=3, clip=None, learnt=learnt, prior=known)
-    values = {
+    values: dict[str, list[Any]] = {
         "run id, probe digest": [plan.run_id, plan.probe],
         "round, node, m, V": [plan.round, plan.node, plan.contexts, plan.vocab],
         "budget B, clip (-1 for none)": [plan.bits, -1.0],
@@ -170,8 +174,8 @@ def power(number: int) -> str:
     return f"2^{number.bit_length() - 1}"
 
 
-def spaced(numbers: object) -> str:
-    return " ".join(map(str, numbers))  # type: ignore[call-overload]
+def spaced(numbers: Iterable[Any]) -> str:
+    return " ".join(map(str, numbers))
 
 
 SAID = {
