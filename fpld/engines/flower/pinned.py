@@ -4,7 +4,7 @@
 
 - the app is that of the package that is installed at the site: none of the code that comes with a run is ever imported;
 - the SuperNode signs off what is left of the one before it, and looks for messages more often while a run goes on
-  (`fpld.engines.flower.returning`, `fpld.engines.flower.polling`);
+  (`fpld.engines.flower.fleet`, `fpld.engines.flower.polling`);
 - the SuperExec hands messages to a process that has done all imports (`fpld.engines.flower.spawner`).
 
 If pinning fails the process ends.
@@ -56,11 +56,11 @@ def pin() -> None:
         return
     hurry()
     if program == "flower-supernode":
+        from fpld.engines.flower.fleet import use_site_client
         from fpld.engines.flower.polling import poll_often
-        from fpld.engines.flower.returning import return_at_once
 
         poll_often()
-        return_at_once(Path(folder))
+        use_site_client(Path(folder))
     elif program == "flower-superexec":
         from fpld.engines.flower.spawner import spawn_here
 
