@@ -119,9 +119,19 @@ def main() -> None:
 
 
 def _fork(channel: socket.socket, children: set[int]) -> bool:
-    """Take an order and let a fork do it; return False if the other end is closed."""
+    """Take an order and let a fork do it; return False if the other end is closed, or no memory is left.
+
+    The SuperExec starts another process then, and Flower gives the message out once more.
+    """
+    from fpld.engines.flower.headroom import check_room
+
     data = channel.recv(_MOST)
     if not data:
+        return False
+    try:
+        check_room()
+    except MemoryError as error:
+        _tell(error)
         return False
     process = os.fork()
     if process == 0:
@@ -149,9 +159,6 @@ def _serve(order: dict[str, Any]) -> None:
         from flwr.supercore.tls import validate_and_resolve_root_certificates
         from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-        from fpld.engines.flower.headroom import check_room
-
-        check_room()
         certificates = validate_and_resolve_root_certificates(order["certificates"], order["insecure"])
         run_clientapp(
             runtime_api_address=order["address"],
