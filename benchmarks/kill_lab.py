@@ -165,16 +165,20 @@ def left(kept: list[Row], kills: int, rng: random.Random) -> list[str]:
 
 
 def table(kept: list[Row]) -> list[Row]:
-    """Return a row by kind: kills, how many have healed in time, median and worst seconds."""
+    """Return a row by kind: kills, how many have healed in time, median and worst seconds, and starts besides.
+
+    A start besides is one of a process that had ended with an error of its own.
+    """
     rows = []
     for kind in KINDS:
-        found = [kill["seconds"] for row in kept for kill in row["kills"] if kill["kind"] == kind]
-        seconds = sorted(PATIENCE if each is None else each for each in found)
+        found = [kill for row in kept for kill in row["kills"] if kill["kind"] == kind]
+        seconds = sorted(PATIENCE if kill["seconds"] is None else kill["seconds"] for kill in found)
         if seconds:
             timely = sum(each <= LIMIT for each in seconds)
             rows.append(
                 {"killed": kind, "kills": len(seconds), "healed within 15 s": timely}
                 | {"median": round(median(seconds), 1), "worst": round(seconds[-1], 1)}
+                | {"starts besides": sum(kill["starts"] - 1 for kill in found)}
             )
     return rows
 

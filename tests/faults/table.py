@@ -448,6 +448,12 @@ Nodes and aggregator are started again at once, as systemd does; the aggregator 
 healed when the node that was killed, or else every node, has got a message of the run again. Seconds count from the
 restart, for the SuperLink from the kill. Trace and student are compared with those of an undisturbed run, bit for bit.
 """
+OVERHEAD = """\
+## What a round costs over Flower
+
+`python -m benchmarks.flower_overhead` puts a relay before each node of a real deployment and counts bytes on the wire,
+TLS included. Seconds are those of a round beyond the slowest node's work. Medians over rounds, the first one left out.
+"""
 ATTACKS = """\
 ## Attacks on a real deployment
 
@@ -467,13 +473,9 @@ def measured() -> list[str]:
         if name in found:
             parts += [f"- {_ran(found[name])} **{found[name]['result']}**"]
     if "lab" in found:
-        parts += ["", LAB, _ran(found["lab"]), "| killed | kills | healed within 15 s | median | worst |"]
-        parts += ["|---|---|---|---|---|"]
-        parts += [
-            f"| {row['killed']} | {row['kills']} | {row['healed within 15 s']} | {row['median']} s | {row['worst']} s |"
-            for row in found["lab"]["rows"]
-        ]
-        parts += ["", f"**{found['lab']['result']}**"]
+        parts += ["", LAB, _ran(found["lab"]), *_table(found["lab"]["rows"]), "", f"**{found['lab']['result']}**"]
+    for number, ran in enumerate(found.get("overhead", [])):
+        parts += ["", *([] if number else [OVERHEAD]), _ran(ran), *_table(ran["rows"]), "", f"**{ran['result']}**"]
     if "attacks" in found:
         parts += ["", ATTACKS, _ran(found["attacks"]), "| attack | what happened | |", "|---|---|---|"]
         parts += [
@@ -482,6 +484,12 @@ def measured() -> list[str]:
             if not row["happened"].startswith("not judged")
         ]
     return parts
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return rows as a table, with the names of their values above it."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(map(str, row.values()) for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _ran(found: dict[str, Any]) -> str:

@@ -56,6 +56,7 @@ def superlink(deployment: Deployment) -> Iterator[Control]:
         children.stop()
 
 
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower's own, when it packs an app
 def test_a_hundred_nodes_are_admitted_over_one_connection(tmp_path: Path) -> None:
     """In seconds, and once: a second time nothing is registered. A key that is none is named."""
     address = f"127.0.0.1:{free_port()}"

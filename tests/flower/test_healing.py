@@ -16,11 +16,11 @@ import pytest
 from flwr.app import Error, Message
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
-from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fpld.cli import main
-from fpld.engines.flower import duties, returning
+from fpld.engines.flower import duties, fleet
 from fpld.engines.flower.apart import ApartError, apart
+from fpld.engines.flower.fleet import SiteClient
 from fpld.engines.flower.home import open_home
 from fpld.engines.flower.identity import write_letter
 from fpld.engines.flower.presence import hold, presence
@@ -76,12 +76,6 @@ def test_two_processes_with_one_key_are_said_by_the_aggregator(
     assert "north answers from two processes with one key, by turns" in caplog.text
 
 
-def keep_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have Flower's client as it was when the test is over."""
-    for name in ("ActivateNode", "PullMessages", "PushObject"):
-        monkeypatch.setattr(FleetHttpClient, name, getattr(FleetHttpClient, name))
-
-
 class SuperLink:
     """Answer as a SuperLink does that holds a node for alive until it is signed off."""
 
@@ -100,12 +94,11 @@ class SuperLink:
 
 def test_a_node_that_was_killed_signs_off_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only from the folder where it was signed on: a copy elsewhere must not throw the first one out."""
-    monkeypatch.setattr(returning, "NOTICED", 0.01)
-    keep_client(monkeypatch)
-    returning.return_at_once(tmp_path)
+    monkeypatch.setattr(fleet, "NOTICED", 0.01)
+    monkeypatch.setattr(SiteClient, "folder", tmp_path, raising=False)
 
-    def client(link: SuperLink) -> FleetHttpClient:
-        made = FleetHttpClient.from_server_address("localhost:1", True, None, [])
+    def client(link: SuperLink) -> SiteClient:
+        made = SiteClient.from_server_address("localhost:1", True, None, [])
         made._client = httpx.Client(transport=httpx.MockTransport(link))
         return made
 
@@ -127,15 +120,14 @@ def test_a_node_that_was_killed_signs_off_what_is_left_of_it(tmp_path: Path, mon
 
 def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece whose first answer got lost counts as stored; where a message may be lost the node begins anew."""
-    keep_client(monkeypatch)
+    monkeypatch.setattr(SiteClient, "folder", tmp_path / "pinned", raising=False)
     left: list[int] = []
 
     def leave(code: int) -> None:
         left.append(code)
         raise SystemExit
 
-    monkeypatch.setattr(returning.os, "_exit", leave)
-    returning.return_at_once(tmp_path / "flower/pinned")
+    monkeypatch.setattr(fleet.os, "_exit", leave)
     answers: list[httpx.Response | Exception] = []
 
     def link(_request: httpx.Request) -> httpx.Response:
@@ -144,7 +136,8 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
             raise found
         return found
 
-    client = FleetHttpClient.from_server_address("localhost:1", True, None, [])
+    client = SiteClient.from_server_address("localhost:1", True, None, [])
+    assert "user-agent" not in client._client.headers
     client._client = httpx.Client(transport=httpx.MockTransport(link))
     request = PushObjectRequest(session_id="s", object_id="o")
     refused = httpx.Response(200, content=PushObjectResponse(stored=False).SerializeToString())
@@ -165,17 +158,17 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
 def test_a_node_without_file_handles_says_so_and_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(returning.os, "_exit", sys.exit)
-    returning._sign(tmp_path / "contact")
+    monkeypatch.setattr(fleet.os, "_exit", sys.exit)
+    fleet.sign(tmp_path / "contact")
     assert (tmp_path / "contact").exists()
-    returning._sign(tmp_path)  # a folder: whatever else fails is not worth a node
+    fleet.sign(tmp_path)  # a folder: whatever else fails is not worth a node
 
     def full(*_arguments: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(type(tmp_path), "open", full)
     with pytest.raises(SystemExit):
-        returning._sign(tmp_path / "contact")
+        fleet.sign(tmp_path / "contact")
     assert "ERROR: no file handles are left: raise the limit" in capsys.readouterr().err
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,12 @@ import pytest
 from fpld.cli import main
 from fpld.engines.flower import aggregator, journal
 from fpld.engines.flower.certs import make_certificates
+from fpld.engines.flower.children import Children
 from fpld.engines.flower.expiry import clock_difference, ending
 from fpld.engines.flower.journal import Journal, follow, note
 from fpld.engines.flower.presence import hold
-from fpld.errors import InputError, StorageError
+from fpld.engines.flower.processes import Child, LaunchError
+from fpld.errors import InputError, ResourceError, StorageError
 from fpld.federation.status import RESERVE, Status
 from fpld.report.standing import metrics, standing
 from fpld.storage.files import storage_error
@@ -172,6 +175,55 @@ def test_what_ran_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(aggregator, "LEAST_SPACE", 1 << 62)
     with pytest.raises(StorageError, match="are needed: free some space, and go on with --resume"):
         aggregator.check_space(tmp_path)
+
+
+def test_a_run_that_is_killed_twice_in_a_round_is_not_started_again(tmp_path: Path) -> None:
+    RunFolder(tmp_path).write("fpld/trace.jsonl", b"{}\n")
+    assert aggregator._progress(tmp_path, -1) == 3
+    RunFolder(tmp_path).write("fpld/trace.jsonl", b"{}\n{}\n")
+    assert aggregator._progress(tmp_path, 3) == 6  # a round further
+    with pytest.raises(ResourceError, match=r"killed twice in the same round: most likely memory ran out; free some"):
+        aggregator._progress(tmp_path, 6)
+
+
+def test_how_a_runs_process_ended_is_said(deployment: Deployment) -> None:
+    """One that was killed is cleared away, to be started again; one that ended by itself is an error with its words."""
+    flower, folder = deployment.config.flower, deployment.folder / "flower"
+    assert flower is not None
+    folder.mkdir()
+    for code in ("import os; os.kill(os.getpid(), 9)", "import sys; sys.exit('ERROR: no key')"):
+        children = Children(flower, folder, insecure=False)
+        assert children.ended() is None
+        children.runner = Child([sys.executable, "-c", code], folder / "runner.log", folder, name="runner")
+        ended = children.runner.process.wait(30)
+        assert children.ended() == ended
+        if ended < 0:
+            children.bury_runner(ended)
+            assert children.runner.last_words() == "ended by SIGKILL"
+        else:
+            with pytest.raises(LaunchError, match="the run's process ended: ERROR: no key; go on with --resume"):
+                children.bury_runner(ended)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_process_without_memory_notices_it() -> None:
+    code = (
+        "import resource\nfrom fpld.engines.flower.headroom import check_room\ncheck_room()\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size, -1))\n"
+        "try:\n    check_room()\nexcept MemoryError:\n    print('noticed')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "noticed\n", done.stderr
+
+
+def test_commands_that_start_flowers_programs_do_not_wait_for_its_libraries() -> None:
+    code = (
+        "import sys, fpld.engines.flower.aggregator, fpld.engines.flower.supernode, fpld.engines.flower.pinned\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('flwr', 'torch', 'grpc')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_log_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:

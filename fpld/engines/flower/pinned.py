@@ -4,7 +4,7 @@
 
 - the app is that of the package that is installed at the site: none of the code that comes with a run is ever imported;
 - the SuperNode signs off what is left of the one before it, and looks for messages more often while a run goes on
-  (`fpld.engines.flower.returning`, `fpld.engines.flower.polling`);
+  (`fpld.engines.flower.fleet`, `fpld.engines.flower.polling`);
 - the SuperExec hands messages to a process that has done all imports (`fpld.engines.flower.spawner`).
 
 If pinning fails the process ends.
@@ -39,9 +39,31 @@ except BaseException as error:
 
 def pin() -> None:
     """Let every ClientApp that this process loads be ours, and its part of a SuperNode be as quick as it can."""
-    from flwr.clientapp import utils
+    program, folder = Path(sys.argv[0]).name, os.environ.get(_FOLDER)
+    spawner = None
+    if folder is not None and program == "flower-superexec":
+        from fpld.engines.flower.spawner import Spawner
 
+        spawner = Spawner()
+        spawner.start()  # first of all: it does its imports while this process does its own
+    _pin_app()
+    if folder is None:
+        return
     from fpld.engines.flower.returning import hurry
+
+    hurry()
+    if program == "flower-supernode":
+        from fpld.engines.flower.fleet import use_site_client
+        from fpld.engines.flower.polling import poll_often
+
+        poll_often(Path(folder).parent)
+        use_site_client(Path(folder))
+    elif spawner is not None:
+        spawner.take_over()
+
+
+def _pin_app() -> None:
+    from flwr.clientapp import utils
 
     def load(*_served: Any, **_named: Any) -> Callable[..., Any]:
         from fpld.engines.flower.client import client_app, forked
@@ -51,20 +73,6 @@ def pin() -> None:
     if not callable(getattr(utils, "get_load_client_app_fn", None)):
         raise ProtocolError("this version of Flower loads apps in another way")
     utils.get_load_client_app_fn = load
-    program, folder = Path(sys.argv[0]).name, os.environ.get(_FOLDER)
-    if folder is None:
-        return
-    hurry()
-    if program == "flower-supernode":
-        from fpld.engines.flower.polling import poll_often
-        from fpld.engines.flower.returning import return_at_once
-
-        poll_often(Path(folder).parent)
-        return_at_once(Path(folder))
-    elif program == "flower-superexec":
-        from fpld.engines.flower.spawner import spawn_here
-
-        spawn_here()
 
 
 def pinned_environment(folder: Path) -> dict[str, str]:

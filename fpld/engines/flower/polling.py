@@ -1,8 +1,9 @@
-"""How often a SuperNode asks for messages: often while a run goes on, rarely when nothing happens.
+"""How often a SuperNode asks for messages: often when one is due, rarely when nothing happens.
 
 Flower's own loop asks every three seconds, and looks for a finished reply every half second. Each question takes about
-a kilobyte of a thin uplink. So the pauses grow with the time for which there was nothing: a message that comes after T
-seconds of waiting waits for 0.15 T more at most, and never for more than three seconds.
+a kilobyte of a thin uplink. The rounds of a run are much alike: so a node waits for most of the time that the last
+message took to come before it asks at all, and never for more than three seconds. From then on pauses grow with the
+time for which there was nothing: a message that comes after T seconds waits for 0.15 T more at most.
 
 A question takes a SuperLink some 12 ms, whatever the answer: a few hundred nodes that ask every three seconds leave it
 no time for anything else. So the pauses of many nodes are longer, 30 ms for each; the aggregator says how many.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _IDLE, _REPLY = 3.0, 0.5  # seconds that Flower's loop waits: for a message, and for a reply of this node's own process
 SHARE, LEAST, OWN, EACH = 0.15, 0.4, 0.1, 0.03
+EARLY = 0.7  # the part of the last time between two messages in which nothing is asked
 MOST_NODES = 1000  # that a SuperNode believes in: no word of an aggregator makes it silent for long
 CROWD = "crowd"
 
@@ -32,27 +34,36 @@ class Pauses:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._since, self._folder = time.monotonic(), folder
+        self._gap, self._asked = 0.0, False
 
     def sleep(self, seconds: float) -> None:
         """Wait in the place of `time.sleep`: shorter while something goes on."""
+        now = time.monotonic()
         if seconds == _REPLY:  # a message is being worked on
-            self._since = time.monotonic()
+            self._gap, self._asked = now - self._since if self._asked else self._gap, False
+            self._since = now
             time.sleep(OWN)
         elif seconds == _IDLE:
-            time.sleep(self.idle(time.monotonic() - self._since, crowd(self._folder)))
+            gap = 0.0 if self._asked else self._gap
+            time.sleep(self.idle(now - self._since, gap, crowd(self._folder)))
+            self._asked = True
         else:
             time.sleep(seconds)
 
     @staticmethod
-    def idle(waited: float, nodes: int = 1) -> float:
+    def idle(waited: float, gap: float = 0.0, nodes: int = 1) -> float:
         """Return the pause of one of so many nodes after so many seconds without a message.
+
+        `gap`: how long the last message took to come, if none was asked for yet.
 
         >>> [round(Pauses.idle(waited), 2) for waited in (0.0, 10.0, 1000.0)]
         [0.4, 1.5, 3.0]
+        >>> [round(Pauses.idle(0.1, gap), 2) for gap in (0.2, 2.0, 60.0)]
+        [0.4, 1.4, 3.0]
         >>> Pauses.idle(10.0, nodes=500)
         15.0
         """
-        return max(min(max(LEAST, SHARE * waited), _IDLE), EACH * nodes)
+        return max(min(max(LEAST, SHARE * waited, EARLY * gap), _IDLE), EACH * nodes)
 
 
 def note_crowd(folder: Path, nodes: object) -> None:

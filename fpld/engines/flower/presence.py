@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOCK, PRESENCE = "node.lock", "node.json"
+CONTACT = "contact"  # in the folder `flower`: when the SuperLink was reached last
 
 
 @contextlib.contextmanager

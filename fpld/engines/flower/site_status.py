@@ -14,8 +14,7 @@ from fpld.engines.flower.adoption import SAID
 from fpld.engines.flower.home import NodeFile
 from fpld.engines.flower.journal import LOG
 from fpld.engines.flower.ledger import Ledger
-from fpld.engines.flower.presence import LOCK, presence
-from fpld.engines.flower.returning import CONTACT
+from fpld.engines.flower.presence import CONTACT, LOCK, presence
 from fpld.protocol.wire import VERSION
 
 if TYPE_CHECKING:

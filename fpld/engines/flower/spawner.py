@@ -1,8 +1,8 @@
 """A process that has done all imports and forks one for each message: no message waits for Python and its libraries.
 
 Flower's SuperExec starts a fresh `flwr-clientapp` for every message. At a node its place is taken by a fork of this
-process (`spawn_here`, called by `fpld.engines.flower.pinned`). It has one thread, so that a fork is sound, is started
-with the SuperExec and ends with it. If it cannot be reached, messages get a fresh process as ever.
+process (`Spawner.take_over`, called by `fpld.engines.flower.pinned`). It has one thread, so that a fork is sound, is
+started with the SuperExec and ends with it. If it cannot be reached, messages get a fresh process as ever.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _LOOK = 0.5
+_FIRST = 3.0  # seconds for which the first order, which only asks who is there, is waited for before kernels are read
 _MOST = 1 << 16  # bytes of an order
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 CHANNEL = "FPLD_SPAWNER"
@@ -60,6 +61,26 @@ class Spawner:
             )
         self._socket = ours
 
+    def take_over(self) -> None:
+        """Let the SuperExec in this process hand its client apps over."""
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+        from flwr.supercore.superexec.executor.types import LaunchResult
+
+        original: Callable[[Any, Any], Any] = SubprocessExecutor.launch
+
+        def launch(executor: Any, spec: Any) -> Any:
+            if spec.task_type == TaskType.CLIENT_APP and self.order(
+                address=spec.runtime_api_address,
+                token=spec.token,
+                insecure=spec.insecure,
+                certificates=spec.root_certificates_path,
+            ):
+                return LaunchResult.accepted()
+            return original(executor, spec)
+
+        SubprocessExecutor.launch = launch  # type: ignore[method-assign, assignment]
+
     def stop(self) -> None:
         """End it."""
         if self._socket is not None:
@@ -68,29 +89,6 @@ class Spawner:
             self._process.kill()
             self._process.wait()
         self._socket = self._process = None
-
-
-def spawn_here() -> None:
-    """Let the SuperExec in this process hand its client apps to a spawner."""
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-    from flwr.supercore.superexec.executor.types import LaunchResult
-
-    original: Callable[[Any, Any], Any] = SubprocessExecutor.launch
-    spawner = Spawner()
-    spawner.start()
-
-    def launch(executor: Any, spec: Any) -> Any:
-        if spec.task_type == TaskType.CLIENT_APP and spawner.order(
-            address=spec.runtime_api_address,
-            token=spec.token,
-            insecure=spec.insecure,
-            certificates=spec.root_certificates_path,
-        ):
-            return LaunchResult.accepted()
-        return original(executor, spec)
-
-    SubprocessExecutor.launch = launch  # type: ignore[method-assign, assignment]
 
 
 def main() -> None:
@@ -102,28 +100,45 @@ def main() -> None:
     _die_with_parent()
     parent = os.getppid()
     _import()
-    warm()
-    preload(node_folder())
     children: set[int] = set()
+    warmed = False
     while os.getppid() == parent:
-        ready, _, _ = select.select([channel], [], [], _LOOK)
+        ready, _, _ = select.select([channel], [], [], _LOOK if warmed else _FIRST)
+        if ready and not _fork(channel, children):
+            break
         ended = {process for process in children if os.waitpid(process, os.WNOHANG)[0]}
         children -= ended
-        if ended:  # of a new run only its first message says which libraries its models need
+        if not warmed:
+            warm()
+        if ended or not warmed:  # of a new run only its first message says which libraries its models need
             preload(node_folder())
-        if not ready:
-            continue
-        data = channel.recv(_MOST)
-        if not data:
-            break
-        process = os.fork()
-        if process == 0:
-            channel.close()
-            _serve(json.loads(data))
-        children.add(process)
+        warmed = True
     for process in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
+
+
+def _fork(channel: socket.socket, children: set[int]) -> bool:
+    """Take an order and let a fork do it; return False if the other end is closed, or no memory is left.
+
+    The SuperExec starts another process then, and Flower gives the message out once more.
+    """
+    from fpld.engines.flower.headroom import check_room
+
+    data = channel.recv(_MOST)
+    if not data:
+        return False
+    try:
+        check_room()
+    except MemoryError as error:
+        _tell(error)
+        return False
+    process = os.fork()
+    if process == 0:
+        channel.close()
+        _serve(json.loads(data))
+    children.add(process)
+    return True
 
 
 def _import() -> None:
@@ -144,9 +159,6 @@ def _serve(order: dict[str, Any]) -> None:
         from flwr.supercore.tls import validate_and_resolve_root_certificates
         from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-        from fpld.engines.flower.headroom import check_room
-
-        check_room()
         certificates = validate_and_resolve_root_certificates(order["certificates"], order["insecure"])
         run_clientapp(
             runtime_api_address=order["address"],

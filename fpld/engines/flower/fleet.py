@@ -1,0 +1,148 @@
+"""A site's end of the connection to the SuperLink: let in at once when it comes back, and sparing with its uplink.
+
+A SuperLink holds a node that died for alive until two signs of life are missed, up to a minute, and turns its return
+away till then (HTTP 412). Whoever holds the site's lock knows that no other process of this site is there: so it signs
+the node off first, under the node id that it had, and then on again. In between the aggregator has time to see that
+what it had asked for is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import httpx
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supernode import fleet_http_connection
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from fpld.engines.flower.expiry import clock_difference
+from fpld.engines.flower.presence import CONTACT
+from fpld.errors import SPACE, FpldError, ProtocolError, ran_out
+from fpld.storage.files import write_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flwr.proto.fleet_pb2 import (
+        ActivateNodeRequest,
+        ActivateNodeResponse,
+        PullMessagesRequest,
+        PullMessagesResponse,
+    )
+    from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
+
+SEAT = "seat.json"
+NOTICED = 3.0  # seconds off: an aggregator of up to 600 nodes looks more often than that
+_HELD = 412
+_NEEDLESS = (
+    "Accept-Encoding",
+    "Connection",
+    "User-Agent",
+)  # no SuperLink asks for them
+
+log = logging.getLogger(__name__)
+
+
+class SiteClient(FleetHttpClient):
+    """Flower's client, as a site uses it that has a folder."""
+
+    folder: Path
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for name in _NEEDLESS:
+            self._client.headers.pop(name, None)
+        self._uncertain: set[tuple[str, str]] = set()
+
+    def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - Flower's name
+        """Sign on; where the SuperLink still holds who was here before for alive, sign that one off first."""
+        try:
+            response = super().ActivateNode(request)
+        except httpx.HTTPStatusError as error:
+            if difference := clock_difference(error.response.headers.get("date")):
+                sys.stderr.write(f"ERROR: {difference}\n")
+            before = _read(self.folder / SEAT)
+            if error.response.status_code != _HELD or before is None:
+                raise
+            try:
+                self.DeactivateNode(DeactivateNodeRequest(node_id=before))
+            except httpx.HTTPError:
+                raise error from None
+            time.sleep(NOTICED)
+            response = super().ActivateNode(request)
+        _write(self.folder / SEAT, response.node_id)
+        return response
+
+    def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:  # noqa: N802
+        """Ask for messages; a message that got lost with its answer would be waited for: then the node begins anew."""
+        try:
+            response = super().PullMessages(request)
+        except (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError) as error:
+            _leave(f"an answer of the SuperLink got lost ({error!r}), and perhaps a message with it")
+        sign(self.folder.parent / CONTACT)
+        return response
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:  # noqa: N802
+        """Take a piece for stored that a SuperLink refuses the second time: only its first answer was lost."""
+        name = request.session_id, request.object_id
+        try:
+            response = super().PushObject(request)
+        except httpx.TransportError:
+            self._uncertain.add(name)
+            raise
+        response.stored = response.stored or name in self._uncertain
+        self._uncertain.discard(name)
+        return response
+
+
+def use_site_client(folder: Path) -> None:
+    """Let the SuperNode of this process use it; the folder remembers the node's id."""
+    if not hasattr(fleet_http_connection, "FleetHttpClient"):
+        raise ProtocolError("this version of Flower reaches a SuperLink in another way")
+    SiteClient.folder = folder
+    fleet_http_connection.FleetHttpClient = SiteClient  # type: ignore[misc]
+
+
+def sign(path: Path) -> None:
+    """Write down that the SuperLink was reached; a process that has no file handle left for it begins anew."""
+    try:
+        with path.open("ab"):
+            os.utime(path)
+    except OSError as error:  # a full disk: this is only for who looks on
+        found = ran_out(error)
+        if found is not None and found is not SPACE:
+            _leave(f"{found.what}: {found.remedy}")
+
+
+def _leave(why: str) -> NoReturn:
+    """End this SuperNode, which is started anew and signs on again: then what it was asked for is asked again."""
+    sys.stderr.write(f"ERROR: {why}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _place(path: Path) -> str:
+    """Name this machine and folder: a copy of a site's folder elsewhere must not sign the first one off."""
+    return f"{platform.node()}/{uuid.getnode():x}{path.resolve()}"
+
+
+def _read(path: Path) -> int | None:
+    try:
+        found = json.loads(path.read_bytes())
+        return int(found["node"]) if found["place"] == _place(path) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, node: int) -> None:
+    try:
+        write_atomic(path, json.dumps({"node": node, "place": _place(path)}).encode())
+    except FpldError as error:  # then a return takes a minute
+        log.warning("%s", error)
