@@ -350,9 +350,10 @@ class ProbeLogitDistillation(Strategy):
     def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
         """Return each reply with the number of the node that was asked, once; others are passed over."""
         open_: dict[str, _Sent] = {}
-        for number, reply in enumerate(replies):
-            if number == 0:  # by now all are sent, and have their ids
-                open_ = {sent.head.message_id: sent for sent in self._sent}
+        seen = 0
+        for reply in replies:
+            open_ |= {sent.head.message_id: sent for sent in self._sent[seen:]}  # an id comes with the sending
+            seen = len(self._sent)
             sent = open_.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:
                 continue
