@@ -170,9 +170,9 @@ def measure(count: int, rounds: int, patience: float, *, simulated: bool) -> Row
         folder, running, watch = Path(name), list[subprocess.Popen[bytes]](), None
         files = prepare(folder, count, rounds)
         insecure = ["--insecure"] if simulated else []
-        words = ["fpld", "aggregator", folder / "run.toml", "--out", folder / "out", *insecure]
+        words = ["aggregator", folder / "run.toml", "--out", folder / "out", *insecure]
         try:
-            running.append(start(folder / "aggregator.log", *words))
+            running.append(start(folder / "aggregator.log", "fpld", *words))
             until = "INSECURE" if simulated else "admitted"
             wait(lambda: until in said(folder / "aggregator.log"), patience, running[0])
             wait(lambda: any(PARTS["superlink"] in words for _, words in processes(folder / "out")), patience)
