@@ -64,7 +64,7 @@ _TIMES = 5  # how often a round's messages are sent again at most
 class _Sent(NamedTuple):
     """What is kept of a message: the node's number, its head with Flower's id of it, and whether it has the student."""
 
-    index: int
+    node: int
     head: Metadata
     student: bool
 
@@ -358,10 +358,10 @@ class ProbeLogitDistillation(Strategy):
             if sent is None:
                 continue
             if not reply.has_error():  # it has what was sent along
-                self.roster.missing[sent.index] = []
+                self.roster.missing[sent.node] = []
                 if sent.student:
-                    self.roster.holds[sent.index] = self.federation.parcels.digest
-            yield sent.index, reply
+                    self.roster.holds[sent.node] = self.federation.parcels.digest
+            yield sent.node, reply
 
 
 def _metrics(line: Line) -> MetricRecord:
