@@ -4,8 +4,9 @@
 
 Real nodes are `fpld node` processes on loopback, with TLS and node authentication. Simulated ones are
 `benchmarks.fleet_nodes`, without TLS: the SuperLink has `--insecure`; frames and letters are authenticated as ever. All
-have n-gram students on presidents' messages. Medians over rounds, the first left out: it carries the files. Memory is
-the peak of a process (VmHWM); that of real nodes is the sum of what their processes hold (PSS).
+have n-gram students on presidents' messages. Medians over rounds, the first left out if there are more: it carries the
+files. A deployment that is given up has the rounds that were closed by then. Memory is the peak of a process (VmHWM);
+that of real nodes is the sum of what their processes hold (PSS).
 """
 
 from __future__ import annotations
@@ -169,9 +170,9 @@ def measure(count: int, rounds: int, patience: float, *, simulated: bool) -> Row
         folder, running, watch = Path(name), list[subprocess.Popen[bytes]](), None
         files = prepare(folder, count, rounds)
         insecure = ["--insecure"] if simulated else []
-        words = ["fpld", "aggregator", folder / "run.toml", "--out", folder / "out", *insecure]
+        words = ["aggregator", folder / "run.toml", "--out", folder / "out", *insecure]
         try:
-            running.append(start(folder / "aggregator.log", *words))
+            running.append(start(folder / "aggregator.log", "fpld", *words))
             until = "INSECURE" if simulated else "admitted"
             wait(lambda: until in said(folder / "aggregator.log"), patience, running[0])
             wait(lambda: any(PARTS["superlink"] in words for _, words in processes(folder / "out")), patience)
@@ -189,13 +190,12 @@ def measure(count: int, rounds: int, patience: float, *, simulated: bool) -> Row
                 stop(process)
             if watch is not None:
                 watch.stop()
-        row = {"kind": kind, "nodes": count}
-        if ended or watch is None:
+        row = {"kind": kind, "nodes": count, "ended": not ended}
+        if ended:
             tail = said(folder / "aggregator.log")[-1500:] + said(folder / "nodes.log")[-1500:]
-            sys.stderr.write(f"{kind}, {count} nodes: did not end\n{tail}\n")
-            return row | {"ended": False}
-        lines = [json.loads(line) for line in (folder / "out/trace.jsonl").read_text().splitlines()]
-        return row | {"ended": True} | summary(lines, watch)
+            sys.stderr.write(f"{kind}, {count} nodes: did not end within {patience:g} s\n{tail}\n")
+        trace = said(folder / "out/fpld/trace.jsonl").splitlines()
+        return row | summary([json.loads(line) for line in trace], watch) if trace and watch is not None else row
 
 
 def summary(lines: Sequence[Row], watch: Watch) -> Row:
@@ -269,7 +269,7 @@ def main() -> None:
         row = measure(count, given.rounds, given.patience, simulated=simulated)
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
-        if given.out is not None and row["ended"]:
+        if given.out is not None and "rounds" in row:
             keep(given.out / "fleet.json", row)
 
 

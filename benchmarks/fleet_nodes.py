@@ -16,8 +16,9 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
@@ -145,11 +146,11 @@ class Node:
         run, identity = head.metadata.run_id, head.metadata.message_id
         contents = {}
         for piece in dict.fromkeys(each.object_id for each in iterate_object_tree(tree)):
-            contents[piece] = _whole(lambda piece=piece: pull(run, piece))
+            contents[piece] = _whole(partial(pull, run, piece))
         confirm(run, identity)
-        message = inflate_object_from_contents(identity, contents)
+        message = cast("Message", inflate_object_from_contents(identity, contents))
         message.metadata.__dict__["_message_id"] = identity
-        return message  # type: ignore[no-any-return]
+        return message
 
     def _reply(self, content: RecordDict) -> RecordDict | None:
         if self.index == 0:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fpld.storage.folder import RunFolder
 
 FILE = "progress.json"
-_EACH = 0.001  # seconds between two files for each node in them: writing takes a hundredth of the time at most
+_EACH = 0.001  # seconds between two files at least, for each node in them
 _LAPS = {"collecting": "local", "combining": "combine", "distilling": "distill", "evaluating": "evaluate"}
 
 _NEXT = {"collecting": "combining", "combining": "distilling", "distilling": "evaluating"}

@@ -60,7 +60,7 @@ class Own:
 
     def flwr(self, *arguments: str) -> str:
         environment = {**os.environ, **QUIET, "FLWR_HOME": str(self.folder)}
-        command = [Path(sys.executable).with_name("flwr"), *arguments]
+        command = [str(Path(sys.executable).with_name("flwr")), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, cwd=self.folder / "app", env=environment)
         assert done.returncode == 0, done.stderr + done.stdout
         return done.stdout

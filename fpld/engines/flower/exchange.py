@@ -67,8 +67,8 @@ class Exchange:
         self._turns: list[_Turn] = []
         self._threads = self.left = 0
 
-    def send(self, messages: Iterable[Message], most: Iterable[int]) -> None:
-        """Send messages some at a time, and keep none: their number costs no memory.
+    def send(self, messages: Iterable[Message], most: Iterable[int]) -> Iterator[None]:
+        """Send messages, some at each step, and keep none: their number costs no memory.
 
         `most` are the bytes that each reply may have: `fpld.engines.flower.receive` says what becomes of longer ones.
         """
@@ -76,6 +76,7 @@ class Exchange:
         while some := list(islice(pairs, _SOME)):
             pushed = set(_push(self.grid, [message for message, _ in some]))
             self._await([(message.metadata, size) for message, size in some], pushed)
+            yield
 
     def wait(self, seconds: float | None) -> Message | None:
         """Return the next reply, None if there is none within so many seconds."""
@@ -188,7 +189,9 @@ def exchange(
     """Push messages, and yield each reply as it comes, until all are there or the time is over: `Exchange`."""
     sent = Exchange(grid, alone=alone)
     try:
-        sent.send(messages, most)
+        for _ in sent.send(messages, most):
+            while (reply := sent.wait(0.0)) is not None:  # the first answer while the last are still to be asked
+                yield reply
         end = None if timeout is None else time.monotonic() + timeout
         while sent.left:
             reply = sent.wait(None if end is None else end - time.monotonic())

@@ -99,8 +99,8 @@ def look(grid: Grid, pulls: Mapping[str, Pull]) -> list[Message]:
     refused = []
     for head, tree in heads:
         pull = pulls.get(head.metadata.reply_to_message_id)
-        if pull is not None and (error := pull.announce(head.metadata.message_id, tree)) is not None:
-            refused.append(error)
+        if pull is not None and (refusal := pull.announce(head.metadata.message_id, tree)) is not None:
+            refused.append(refusal)
     return refused
 
 

@@ -137,7 +137,8 @@ class Roster:
             sent.append((message.metadata, challenge))
             return message
 
-        self._exchanges[alone].send(map(asking, unknown), repeat(MOST_BYTES, len(unknown)))
+        for _ in self._exchanges[alone].send(map(asking, unknown), repeat(MOST_BYTES, len(unknown))):
+            pass  # answers are taken later
         end = time.monotonic() + _PATIENCE
         self._asked |= {head.message_id: _Asked(head.dst_node_id, challenge, end) for head, challenge in sent}
 

@@ -64,7 +64,7 @@ _TIMES = 5  # how often a round's messages are sent again at most
 class _Sent(NamedTuple):
     """What is kept of a message: the node's number, its head with Flower's id of it, and whether it has the student."""
 
-    index: int
+    node: int
     head: Metadata
     student: bool
 
@@ -350,17 +350,18 @@ class ProbeLogitDistillation(Strategy):
     def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
         """Return each reply with the number of the node that was asked, once; others are passed over."""
         open_: dict[str, _Sent] = {}
-        for number, reply in enumerate(replies):
-            if number == 0:  # by now all are sent, and have their ids
-                open_ = {sent.head.message_id: sent for sent in self._sent}
+        seen = 0
+        for reply in replies:
+            open_ |= {sent.head.message_id: sent for sent in self._sent[seen:]}  # an id comes with the sending
+            seen = len(self._sent)
             sent = open_.pop(reply.metadata.reply_to_message_id, None)
             if sent is None:
                 continue
             if not reply.has_error():  # it has what was sent along
-                self.roster.missing[sent.index] = []
+                self.roster.missing[sent.node] = []
                 if sent.student:
-                    self.roster.holds[sent.index] = self.federation.parcels.digest
-            yield sent.index, reply
+                    self.roster.holds[sent.node] = self.federation.parcels.digest
+            yield sent.node, reply
 
 
 def _metrics(line: Line) -> MetricRecord:
