@@ -127,7 +127,7 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
         left.append(code)
         raise SystemExit
 
-    monkeypatch.setattr(fleet.os, "_exit", leave)
+    monkeypatch.setattr(os, "_exit", leave)
     answers: list[httpx.Response | Exception] = []
 
     def link(_request: httpx.Request) -> httpx.Response:
@@ -158,7 +158,7 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
 def test_a_node_without_file_handles_says_so_and_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fleet.os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     fleet.sign(tmp_path / "contact")
     assert (tmp_path / "contact").exists()
     fleet.sign(tmp_path)  # a folder: whatever else fails is not worth a node

@@ -107,7 +107,7 @@ def use_site_client(folder: Path) -> None:
     if not hasattr(fleet_http_connection, "FleetHttpClient"):
         raise ProtocolError("this version of Flower reaches a SuperLink in another way")
     SiteClient.folder = folder
-    fleet_http_connection.FleetHttpClient = SiteClient  # type: ignore[misc]
+    fleet_http_connection.FleetHttpClient = SiteClient
 
 
 def sign(path: Path) -> None:

@@ -32,8 +32,8 @@ def hurry(longest: float = LONGEST_WAIT) -> None:
 
             super().__init__(*arguments, should_giveup=hopeless, **named)
 
-    http_retry.RetryInvoker = Invoker  # type: ignore[attr-defined, misc]
-    http_retry.MAX_RETRY_DELAY = min(http_retry.MAX_RETRY_DELAY, longest)  # type: ignore[attr-defined]
+    http_retry.RetryInvoker = Invoker  # type: ignore[attr-defined, assignment]
+    http_retry.MAX_RETRY_DELAY = min(http_retry.MAX_RETRY_DELAY, longest)  # type: ignore[attr-defined, assignment]
     waits = pull_objects.__kwdefaults__ or {}
     if not {"initial_backoff", "backoff_cap"} <= set(waits):
         raise ProtocolError("this version of Flower waits for pieces of messages in another way")
