@@ -193,9 +193,13 @@ def fleet_lines(rows: list[Row]) -> list[str]:
         "frames_mb": "frames, MB",
         "serverapp_mb": "memory of the aggregator, MB",
         "superlink_mb": "of the SuperLink, MB",
+        "nodes_mb": "of all nodes, MB",
     }
     digits = {name: 2 if name == "frames_mb" else 0 if name.endswith("_mb") else 1 for name in names}
-    body = [[row["kind"], f"{row['nodes']:,}", *(f"{row[name]:,.{digits[name]}f}" for name in names)] for row in rows]
+    body = []
+    for row in rows:
+        cells = [f"{row[name]:,.{digits[name]}f}" if row[name] else "" for name in names]
+        body.append([row["kind"], f"{row['nodes']:,}", *cells])
     return grid(("nodes are", "K", *names.values()), body)
 
 
