@@ -119,4 +119,5 @@ def test_configurations_are_sound(name: str) -> None:
 
 
 def test_the_page_is_about_the_default() -> None:
-    assert f"The default of `[combine] rule` is `{configuration.CombineSection().rule}`" in " ".join(PAGE.read_text().split())
+    said = " ".join(PAGE.read_text().split())
+    assert f"The default of `[combine] rule` is `{configuration.CombineSection().rule}`" in said
