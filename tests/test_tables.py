@@ -37,8 +37,8 @@ def test_no_number_of_the_results_is_typed(page: str, typed: set[str]) -> None:
 @pytest.mark.parametrize("path", sorted((DOCS / "results").glob("*.json")), ids=lambda path: path.stem)
 def test_every_kept_result_says_where_it_is_from(path: Path) -> None:
     kept = json.loads(path.read_text())
-    parts = [kept] if "rows" in kept else [part if isinstance(part, list) else [part] for part in kept.values()]
-    for each in parts if "rows" in kept else chain.from_iterable(parts):
+    parts: list[Any] = [[kept]] if "rows" in kept else list(kept.values())
+    for each in chain.from_iterable(part if isinstance(part, list) else [part] for part in parts):
         assert each["command"]
         assert re.match(r"[0-9a-f]{7}", each["commit"])
         assert each.get("machine") or each["where"]
@@ -96,6 +96,18 @@ def test_the_student_is_ahead_of_base_and_best_node_by_two_standard_errors_of_se
         assert found[method]["behind"] > 2 * found[method]["behind_se"] > 0
         assert found[method]["behind"] > 2 * found[method]["windows_se"] > 0
     assert found["fpld"]["uplink_bytes"] <= 2e6
+
+
+def test_pretrained_and_small_models_the_student_leads_and_small_models_gain() -> None:
+    kept = json.loads((DOCS / "results" / "huggingface-heterogeneous.json").read_text())["rows"]
+    found = {row["method"]: row for row in kept}
+    for method in ("base", "best node alone"):
+        assert found[method]["behind"] > 2 * found[method]["windows_se"] > 0
+    assert found["fpld"]["uplink_bytes"] <= 2e6
+    longer = {name.partition(": ")[2]: row for name, row in found.items() if name.startswith("alone longer: ")}
+    assert len(longer) == 3
+    for node, row in longer.items():
+        assert found[f"own: {node}"]["heldout_loss"] < row["heldout_loss"]
 
 
 def test_every_node_has_a_better_model_after_the_federation() -> None:
