@@ -108,6 +108,14 @@ class Machines:
         self.running[name].terminate()
         return self.running.pop(name).wait(40)
 
+    def kill_all(self) -> None:
+        """Leave nothing behind, whatever a test has come to."""
+        for identity in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(identity, signal.SIGKILL)
+        for process in self.running.values():
+            process.wait(20)
+
     def clean_up(self) -> None:
         for process in self.running.values():
             process.terminate()

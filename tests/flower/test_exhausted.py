@@ -10,7 +10,6 @@ import contextlib
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,9 +34,7 @@ SIZE = 64 << 20  # bytes of a small disk
 def some(tmp_path: Path) -> Iterator[Machines]:
     machines = Machines(tmp_path, ("rounds = 3", "rounds = 10"))
     yield machines
-    for identity in machines.processes():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(identity, signal.SIGKILL)
+    machines.kill_all()
     for folder in (tmp_path / "flower", tmp_path / "nodes/east"):
         subprocess.run(["/bin/umount", "-l", folder], capture_output=True)
 
@@ -85,8 +82,9 @@ def ends(some: Machines) -> None:
 
 
 def handles(identity: int) -> tuple[int, int]:
-    """Return the limit that leaves a process no file handle."""
-    return resource.RLIMIT_NOFILE, len(os.listdir(f"/proc/{identity}/fd"))
+    """Return the limit that leaves a process no file handle: the lowest number that is free."""
+    taken = set(map(int, os.listdir(f"/proc/{identity}/fd")))
+    return resource.RLIMIT_NOFILE, min(set(range(len(taken) + 1)) - taken)
 
 
 def memory(identity: int) -> tuple[int, int]:

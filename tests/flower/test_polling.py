@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fpld.engines.flower.leftovers import Leftovers
 from fpld.engines.flower.polling import MOST_NODES, Pauses, crowd, note_crowd
+from fpld.errors import ProtocolError
 from tests.flower.conftest import Deployment
 
 if TYPE_CHECKING:
@@ -36,3 +39,28 @@ def test_the_aggregator_says_how_many_they_are(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 1")])
     deployment.serve(deployment.grid())
     assert [crowd(file.parent / "flower") for file in deployment.node_files] == [3, 3, 3]
+
+
+def test_a_reply_that_was_left_behind_is_sent_without_a_message() -> None:
+    """As Flower's loop: of two replies the first one alone was there when it looked."""
+    sent: list[str] = []
+    waiting = [["of the old run"], [], ["of the new run"], []]
+    state = SimpleNamespace(get_messages_legacy=lambda **_: waiting.pop(0), run=7)
+
+    def push(*, state: Any, send: Any) -> None:
+        assert state.run == 7
+        while not (replies := state.get_messages_legacy(is_reply=True)):
+            raise AssertionError("it would wait")
+        for reply in replies:
+            send(reply)
+
+    loop = SimpleNamespace(_push_messages=push)
+    leftovers = Leftovers(loop)
+    leftovers.send()  # nothing was ever sent
+    loop._push_messages(state=state, send=sent.append)
+    for expected in (1, 2, 2):
+        leftovers.send()
+        assert len(sent) == expected
+    assert sent == ["of the old run", "of the new run"]
+    with pytest.raises(ProtocolError, match="sends replies in another way"):
+        Leftovers(SimpleNamespace())

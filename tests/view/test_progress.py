@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 from fpld.federation.engine import Absence
@@ -43,6 +44,9 @@ def test_who_answered_who_failed_who_is_late(finished: Path, tmp_path: Path) -> 
     progress.missing(Absence("south", "late", "no answer within 9 s"))
     progress.missing(Absence("west", "busy", "with an earlier round"))
     progress.missing(Absence("nobody", "failed", "x"))  # not of this run: no one's line
+    end = time.monotonic() + 10
+    while "busy" not in (folder / "fpld/progress.json").read_text():  # a moment later, for all at once
+        assert time.monotonic() < end
     assert state.stamp("live") != stamp
     nodes = json.loads((folder / "fpld/progress.json").read_text())["nodes"]
     assert [(node["state"], node["reason"]) for node in nodes] == [

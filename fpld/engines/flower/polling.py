@@ -16,10 +16,12 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from fpld.engines.flower.leftovers import Leftovers
 from fpld.errors import ProtocolError, StorageError
 from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _IDLE, _REPLY = 3.0, 0.5  # seconds that Flower's loop waits: for a message, and for a reply of this node's own process
@@ -32,8 +34,8 @@ CROWD = "crowd"
 class Pauses:
     """The clock of a SuperNode's loop."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._since, self._folder = time.monotonic(), folder
+    def __init__(self, folder: Path | None = None, leftovers: Callable[[], None] = lambda: None) -> None:
+        self._since, self._folder, self._leftovers = time.monotonic(), folder, leftovers
         self._gap, self._asked = 0.0, False
 
     def sleep(self, seconds: float) -> None:
@@ -44,6 +46,7 @@ class Pauses:
             self._since = now
             time.sleep(OWN)
         elif seconds == _IDLE:
+            self._leftovers()
             gap = 0.0 if self._asked else self._gap
             time.sleep(self.idle(now - self._since, gap, crowd(self._folder)))
             self._asked = True
@@ -89,4 +92,4 @@ def poll_often(folder: Path) -> None:
 
     if not hasattr(loop, "time"):
         raise ProtocolError("this version of Flower waits for messages in another way")
-    loop.time = SimpleNamespace(sleep=Pauses(folder).sleep)
+    loop.time = SimpleNamespace(sleep=Pauses(folder, Leftovers(loop).send).sleep)
