@@ -97,3 +97,12 @@ def ran_out(error: BaseException | None) -> RanOut | None:
             return _THREADS
         error = error.__cause__ or error.__context__
     return None
+
+
+def ran_out_by(text: str) -> RanOut | None:
+    """Return what ran out if a program's log says so, for one that could not even write down why it ended.
+
+    >>> ran_out_by("OSError: [Errno 24] Too many open files").what
+    'no file handles are left'
+    """
+    return next((what for number, what in _BY_NUMBER.items() if f"[Errno {number}]" in text), None)

@@ -6,8 +6,9 @@ import pytest
 
 from fpld.paper.reproduce import REPRODUCTIONS
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_claims_hold(name: str) -> None:
     """With another seed than `fpld reproduce all`, whose exit code says so of its own (`test_cli.py`)."""
@@ -18,7 +19,6 @@ def test_claims_hold(name: str) -> None:
     assert len(ticks) == reproduction.steps
 
 
-@pytest.mark.slow
 def test_claims_can_fail() -> None:
     """A reading that says yes to everything would be worth nothing."""
     rows = REPRODUCTIONS["fig2"].simulate(0, lambda: None)
@@ -28,7 +28,6 @@ def test_claims_can_fail() -> None:
     assert not any(claim.holds for claim in REPRODUCTIONS["fig2"].claims(swapped)[:3])
 
 
-@pytest.mark.slow
 def test_claims_about_labels_can_fail() -> None:
     labels = REPRODUCTIONS["labels"]
     rows = labels.simulate(0, lambda: None)

@@ -12,6 +12,9 @@ from scipy.stats import norm
 from fpld.errors import InputError
 from fpld.privacy import Spent, epsilon, noise_for
 
+pytestmark = pytest.mark.slow
+
+
 DELTA = 1e-5
 # noise multiplier, sampling rate, steps
 SETTINGS = [
@@ -28,7 +31,6 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "rate", "steps"), SETTINGS)
 def test_epsilon_is_that_of_dp_accounting(noise: float, rate: float, steps: int) -> None:
     """By its distributions themselves, not by its accountant, which ours goes through."""
@@ -63,7 +65,6 @@ def test_without_sampling_it_is_the_closed_form(noise: float, steps: int) -> Non
     assert delta == pytest.approx(DELTA, rel=0.01)
 
 
-@pytest.mark.slow
 def test_noise_keeps_the_promise_and_a_little_less_would_not() -> None:
     for target, rate, steps in ((3.0, 0.2, 100), (1.0, 0.05, 60)):
         noise = noise_for(target, DELTA, rate=rate, steps=steps)
@@ -71,7 +72,6 @@ def test_noise_keeps_the_promise_and_a_little_less_would_not() -> None:
         assert epsilon([Spent(noise - 0.002, rate, steps)], DELTA) > target
 
 
-@pytest.mark.slow
 def test_noise_is_that_of_dp_accounting() -> None:
     rate, steps, target = 0.3, 50, 2.0
     expected = dp_accounting.calibrate_dp_mechanism(
@@ -85,7 +85,6 @@ def test_noise_is_that_of_dp_accounting() -> None:
     assert noise_for(target, DELTA, rate=rate, steps=steps) == pytest.approx(expected, abs=0.002)
 
 
-@pytest.mark.slow
 def test_steps_compose_whatever_their_order() -> None:
     parts = [Spent(3.0, 0.2, 100), Spent(5.0, 0.3, 40), Spent(3.0, 0.2, 200)]
     together = epsilon(parts, DELTA)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld.engines.flower.journal import rotate
-from fpld.errors import FpldError, MissingExtraError
+from fpld.errors import FpldError, MissingExtraError, ran_out_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,6 +112,8 @@ class Child:
         with self.log.open("rb") as file:
             file.seek(self._from)
             text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", "replace"))
+        if (found := ran_out_by(text)) is not None:
+            return f"{found.what}: {found.remedy}"
         said = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [number for number, line in enumerate(said) if "ERROR" in line or "Error:" in line]
         chosen = said[errors[-1] : errors[-1] + 4] if errors else said[-2:]
