@@ -220,7 +220,7 @@ class Aggregator:
         """Take a frame that came over node's channel; return the receipt, which is recorded too."""
         receipt = Receipt(self.round, node, *self._judge(node, data))
         if receipt.verdict == "accepted":
-            self._spool.put(node, bytes(data))
+            self._spool.put(node, data)
         self.receipts.append(receipt)
         return receipt
 

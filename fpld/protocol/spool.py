@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from mmap import ACCESS_READ, ALLOCATIONGRANULARITY, mmap
+from mmap import ACCESS_COPY, ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fpld.storage.files import storage_error
+
+if TYPE_CHECKING:
+    Buffer = bytes | memoryview
 
 MEMORY = 1 << 28
 
@@ -17,7 +20,8 @@ class Spool:
     """Hold one frame for each node; `limit` is how many bytes may lie in memory.
 
     The file has no name and goes away with the process. Frames in it are mapped, so reading them needs no memory that
-    the system could not take back.
+    the system could not take back. Compiled readers take only memory that could be written to, so it can: none of them
+    needs a copy of its own.
 
     >>> spool = Spool(limit=4)
     >>> spool.put(0, b"four"); spool.put(1, b"more")
@@ -27,7 +31,7 @@ class Spool:
 
     def __init__(self, limit: int = MEMORY) -> None:
         self._limit = limit
-        self._frames: dict[int, bytes | mmap] = {}
+        self._frames: dict[int, bytearray | mmap] = {}
         self._file: IO[bytes] | None = None
         self._end = 0
         self.in_memory = 0
@@ -44,10 +48,10 @@ class Spool:
         """List the nodes whose frames are here, in order."""
         return sorted(self._frames)
 
-    def put(self, node: int, data: bytes) -> None:
+    def put(self, node: int, data: Buffer) -> None:
         """Keep a node's frame."""
         if self.in_memory + len(data) <= self._limit:
-            self._frames[node] = data
+            self._frames[node] = bytearray(data)
             self.in_memory += len(data)
             return
         try:
@@ -57,7 +61,7 @@ class Spool:
         self._end += -(-len(data) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
         self.on_disk += len(data)
 
-    def _spooled(self, data: bytes) -> mmap:
+    def _spooled(self, data: Buffer) -> mmap:
         """Add a frame to the file, and map it."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="fpld-spool-")  # noqa: SIM115  # closed by `clear`, or below
@@ -65,7 +69,7 @@ class Spool:
         self._file.seek(self._end)
         self._file.write(data)
         self._file.flush()
-        return mmap(self._file.fileno(), len(data), access=ACCESS_READ, offset=self._end)
+        return mmap(self._file.fileno(), len(data), access=ACCESS_COPY, offset=self._end)
 
     def get(self, node: int) -> memoryview:
         """Return a node's frame, not a copy."""

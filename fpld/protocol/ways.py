@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fpld.rules import Rule
     from fpld.types import Floats, Ints
 
-_PRIOR = 1 << 20  # coordinates of the prior that are looked at together, by all nodes
-_NODES = 8  # up to so many; of more nodes, fewer coordinates: what all of them change is held at once
 _BLOCK = 1 << 22  # coordinates that a thread works on at a time, node by node within a context
 
 
@@ -128,7 +126,7 @@ def _samples(
     def parts() -> Iterator[Piece]:
         pairs = zip(replies.payloads, replies.plans, strict=True)
         readers = [SAMPLES.reader(payload, plan) for payload, plan in pairs]
-        for blocks in sparse_together(readers, split(*replies.shape, _PRIOR * _NODES // max(count, _NODES))):
+        for blocks in sparse_together(readers):
             found.append(_joined(blocks, weights))
             yield Piece(np.array([block.noise for block in blocks]), np.zeros(count), np.zeros(2), 0)
 

@@ -19,6 +19,7 @@ import pytest
 from fpld import UniformCodec, compiled, decode, encode
 from fpld.codecs import PredictiveCodec, make_prior
 from fpld.codecs.predictive.head import DITHER
+from fpld.codecs.samples import reader
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.numerics import log_softmax, softmax
 from fpld.paper.theory import weighted_bracket
@@ -364,10 +365,9 @@ def test_memory_for_sampled_labels_does_not_grow_with_nodes(monkeypatch: pytest.
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (contexts, vocab)).astype(np.float32)
     prior = make_prior(logits + rng.normal(0, 1, logits.shape).astype(np.float32))
-    monkeypatch.setattr(ways, "_PRIOR", contexts * vocab)
     peaks, targets = [], []
     for nodes, at_once in ((4, 8), (8, 8), (64, 8), (64, 64)):  # the first compiles
-        monkeypatch.setattr(ways, "_NODES", at_once)
+        monkeypatch.setattr(reader, "_TOGETHER", at_once * contexts * vocab)
         own = {"contexts": contexts, "vocab": vocab, "bits": 40.0, "prior": prior, "slots": nodes}
         plans = [make_plan(node=k, slot=k, **own) for k in range(nodes)]
         replies = Replies(SAMPLES, MIXTURE, [SAMPLES.encode([logits], plan) for plan in plans], plans)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     Piece = tuple[range, Eighths, list[Found]]
 
 _BLOCK = 1 << 20  # coordinates at a time
+_TOGETHER = 1 << 21  # of all nodes that are read together: of many nodes, fewer contexts at a time
 _ALIKE = 4 * OCTAVE  # steps that nodes are read together with
-_NODES = 8  # up to so many at once; of more nodes, fewer coordinates
 _LEAST_RATIO = 1 / 64  # of a label to the prior, before its logarithm is taken
 _UNSENT = 1.0  # the noise of a label that is the prior itself
 
@@ -63,7 +63,8 @@ class SamplesReader:
         if self._head and self._head.finer >= plan.contexts:
             raise FrameError(f"payload's finer step must be that of fewer contexts than {plan.contexts}")
         start = self._head.size if self._head else 0
-        self._code = np.frombuffer(payload, np.uint8)[start:].copy()  # kernels that write take it too
+        code = np.frombuffer(payload, np.uint8)[start:]
+        self._code = code if code.flags.writeable else code.copy()  # kernels that write take it too
 
     def check(self) -> None:
         """Refuse an unsound payload; note what was learnt from it."""
@@ -122,7 +123,11 @@ class SamplesReader:
 
 
 def sparse_together(readers: Sequence[SamplesReader], ranges: Sequence[range] | None = None) -> Iterator[list[Sparse]]:
-    """Decode the same ranges of nodes with one prior, which is read once, and draws that they share as well."""
+    """Decode the same ranges of nodes with one prior, which is read once, and draws that they share as well.
+
+    Without ranges: by a few contexts, so that the number of nodes costs no memory.
+    """
+    ranges = split(*readers[0]._plan.shape, _at_once(len(readers))) if ranges is None else ranges
     for rows, found in _ranges(readers, ranges):
         nodes = zip(*(symbols for *_, symbols in found), strict=True)
         yield [reader._sparse(rows, list(parts)) for reader, parts in zip(readers, nodes, strict=True)]
@@ -180,9 +185,13 @@ def _groups(nodes: Mapping[int, Symbols]) -> list[list[int]]:
 
 def _cut(rows: range, vocab: int, nodes: int) -> list[range]:
     """Cut contexts into ranges that are read at once; none at all are one such range."""
-    size = _BLOCK * _NODES // max(nodes, _NODES)
-    cuts = [rows[part.start : part.stop] for part in split(len(rows), vocab, size)]
+    cuts = [rows[part.start : part.stop] for part in split(len(rows), vocab, _at_once(nodes))]
     return cuts or [rows]
+
+
+def _at_once(nodes: int) -> int:
+    """Return how many coordinates of each of so many nodes are read at once."""
+    return min(_BLOCK, _TOGETHER // nodes)
 
 
 def _joined(parts: list[Found]) -> Found:

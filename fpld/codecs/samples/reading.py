@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +37,7 @@ class Symbols:
         self.code, self.plan, self.finest, self.finer = code, plan, head.finest, head.finer
         self.learning = model.start_learning(plan.learnt)
         self.state, self.mood, self.where = rangecoder.reader(code), np.zeros(2, np.int64), np.zeros(2, np.int64)
-        self.ratios = np.stack([grid.log_ratios(step) for step in (head.step, head.finest)])
-        self.sieve = grid.make_sieve(self.ratios[1])
+        self.ratios, self.sieve = _bounds(head.step, head.finest)
         self.total, self.limit = plan.contexts * plan.vocab, PER_BYTE * code.size
         self.where[NEXT] = gap(self.state, code, self.learning, 0)
         self._sound(self.where[NEXT] <= self.total)
@@ -64,6 +64,13 @@ class Symbols:
     def _sound(yes: bool) -> None:
         if not yes:
             raise FrameError("payload's code is not one: it is cut or changed, or was coded against another prior")
+
+
+@lru_cache(maxsize=16)  # many nodes have the same few steps
+def _bounds(step: int, finest: int) -> tuple[Array, grid.Sieve]:
+    """Return the logarithms of both steps' ratios, and the sieve of the finest."""
+    ratios = np.stack([grid.log_ratios(number) for number in (step, finest)])
+    return ratios, grid.make_sieve(ratios[1])
 
 
 def prior_block(plan: Plan, rows: range) -> Eighths:
