@@ -47,9 +47,9 @@ Row = dict[str, Any]
 class Lab:
     """A deployment whose parts are killed."""
 
-    def __init__(self, folder: Path, rng: random.Random, *, rounds: int = ROUNDS) -> None:
-        self.machines, self._rng, self._rounds = Machines(folder, ("rounds = 3", f"rounds = {rounds}")), rng, rounds
-        self._starts = 0
+    def __init__(self, folder: Path, rng: random.Random, *changes: tuple[str, str], rounds: int = ROUNDS) -> None:
+        self.machines = Machines(folder, ("rounds = 3", f"rounds = {rounds}"), *changes)
+        self._rng, self._rounds, self._starts = rng, rounds, 0
         self.machines.undisturbed()
         self.machines.start_all()
         self._wait(NAMES, 0.0)
@@ -58,10 +58,9 @@ class Lab:
         """Return whether enough rounds are left for one more kill."""
         return len(rounds(self.machines)) < self._rounds - LAST
 
-    def strike(self, kind: str) -> Row:
-        """Kill at a random moment; return how soon it has healed."""
-        pause = self._rng.uniform(0.0, SPAN)
-        time.sleep(pause)
+    def strike(self, kind: str, span: float = SPAN) -> Row:
+        """Kill at a random moment of so many seconds; return how soon it has healed."""
+        time.sleep(self._rng.uniform(0.0, span))
         victim = self._rng.choice(NAMES) if kind == "node" else kind
         self._starts, number = 1, len(rounds(self.machines)) + 1
         begun, since = getattr(self, f"_{kind}")(victim)
@@ -142,9 +141,9 @@ class Lab:
                 os.kill(identity, signal.SIGKILL)
 
 
-def federation(folder: Path, kinds: list[str], rng: random.Random, end: float, *, rounds: int = ROUNDS) -> Row:
+def federation(folder: Path, kinds: list[str], rng: random.Random, end: float) -> Row:
     """Run a federation and kill by turns what is in the list, as long as there are rounds and time; return its row."""
-    lab, kills = Lab(folder, rng, rounds=rounds), list[Row]()
+    lab, kills = Lab(folder, rng), list[Row]()
     try:
         while kinds and lab.open() and time.time() < end:
             kills.append(lab.strike(kinds.pop()))

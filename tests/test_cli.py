@@ -112,7 +112,8 @@ def test_reproduce_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.mark.slow
 def test_reproduce_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    rows = run_json(capsys, "reproduce", "all", "--out", str(tmp_path))["rows"]  # exit code 0: every claim holds
+    """The exit code 0 says that every claim of the paper holds, at its sizes, with another seed than the docs'."""
+    rows = run_json(capsys, "reproduce", "all", "--seed", "7", "--out", str(tmp_path))["rows"]
     for figure, columns in COLUMNS.items():
         part = [row for row in rows if row["figure"] == figure]
         assert part

@@ -34,7 +34,7 @@ ELSEWHERE = {
     "data fetch": "tests/data/test_fetch.py",
     "init-node": "tests/test_tutorials.py",
     "node": "tests/test_tutorials.py",
-    "reproduce": "tests/test_reproduce.py",
+    "reproduce": "tests/test_cli.py",
     "run PRESET": "tests/test_presets.py",
     "evaluate NODE": "tests/test_tutorials.py",
 }

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, output: Output) -> int:
     """Write the texts."""
     from fpld.report.models import open_models
-    from fpld.students.base import check_count
+    from fpld.students.checks import check_count
     from fpld.students.generate import continuation
 
     check_count("--samples", arguments.samples, 1)

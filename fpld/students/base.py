@@ -11,7 +11,7 @@ one thread). It keeps nothing between calls but its parameters, so `state()` is 
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -21,8 +21,9 @@ from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
 from fpld.pace import Pace
 from fpld.privacy.text import PADDING
-from fpld.rules.target import Target, as_target
+from fpld.rules.target import Target
 from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.students.checks import check_count, check_finite, check_sequences, check_target, check_tokens, check_training
 from fpld.students.predictor import Predictor
 
 if TYPE_CHECKING:
@@ -314,109 +315,6 @@ class Student(ABC):
         return student
 
 
-def tail_mean(losses: list[float]) -> float:
-    """Return the mean of the last tenth of the losses, which is less noisy than the last alone."""
-    return float(np.mean(losses[-max(1, len(losses) // 10) :]))
-
-
-class TailAverage:
-    """Average parameters over the last `share` of the steps: arrays of NumPy or PyTorch that training changes in place.
-
-    >>> weight = np.zeros(1)
-    >>> tail = TailAverage([weight], steps=4, share=0.5)
-    >>> for step in range(4):
-    ...     weight += 1
-    ...     tail.add(step)
-    >>> tail.finish()
-    >>> weight.tolist()
-    [3.5]
-    """
-
-    def __init__(self, weights: Sequence[Any], steps: int, share: float) -> None:
-        self._first = steps - max(1, round(share * steps)) if share > 0 else steps
-        self._weights = weights if share > 0 else []
-        self._means = [0 * weight for weight in self._weights]
-
-    def add(self, step: int) -> None:
-        """Take the parameters as they are after a step, if it is one of the last."""
-        if step >= self._first:
-            for mean, weight in zip(self._means, self._weights, strict=True):
-                mean += (weight - mean) / (step - self._first + 1)
-
-    def finish(self) -> None:
-        """Replace the parameters by their averages."""
-        for mean, weight in zip(self._means, self._weights, strict=True):
-            weight[...] = mean
-
-
 def _check_size(asked: int, there: int) -> None:
     if asked != there:
         raise InputError(f"its configuration asks for {asked} parameters and it holds {there}")
-
-
-def check_count(name: str, value: int, least: int) -> None:
-    """Refuse a value that is not an integer of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
-
-
-def check_vocab(vocab: int) -> None:
-    """Refuse a vocabulary size that is neither at least 2 nor 0, which stands for one that is not known yet."""
-    if vocab != 0:
-        check_count("vocab", vocab, 2)
-
-
-def check_training(steps: int, seed: int, rate: float | None) -> None:
-    """Refuse step counts, seeds and learning rates that cannot be used."""
-    check_count("steps", steps, 1)
-    check_count("seed", seed, 0)
-    if rate is not None and not 0 < rate < np.inf:
-        raise InputError(f"rate must be a positive number, or None for the student's own, got {rate!r}")
-
-
-def check_finite(loss: float) -> float:
-    """Return the loss of a training that went well; a student that diverged must not be used any further."""
-    if not np.isfinite(loss):
-        raise InputError(f"rate must be lower: training diverged, with a loss of {loss}; load the last state")
-    return loss
-
-
-def _check_ids(name: str, ids: np.ndarray, vocab: int, ndim: int) -> np.ndarray:
-    ids = np.asarray(ids)
-    if ids.ndim != ndim or not np.issubdtype(ids.dtype, np.integer):
-        raise InputError(f"{name} must be integers with {ndim} dimension(s), got {ids.dtype} with shape {ids.shape}")
-    if ids.size and (ids.min() < 0 or ids.max() >= vocab):
-        raise InputError(
-            f"{name} must hold token ids of 0 to {vocab - 1}, got {ids.min()} to {ids.max()}; "
-            "use the tokenizer that this student's vocabulary comes from"
-        )
-    return ids.astype(np.int32, copy=False)
-
-
-def check_tokens(tokens: np.ndarray, vocab: int, least: int, *, name: str = "tokens") -> np.ndarray:
-    """Return a text as int32 [n], or raise InputError when it is no text of at least `least` tokens."""
-    tokens = _check_ids(name, tokens, vocab, 1)
-    if len(tokens) < least:
-        raise InputError(f"{name} must hold at least {least} tokens, a window and one more, got {len(tokens)}")
-    return tokens
-
-
-def check_sequences(sequences: np.ndarray, vocab: int, longest: int | None) -> np.ndarray:
-    """Return a probe set as int32 [S, T], or raise InputError when the student cannot evaluate it."""
-    sequences = _check_ids("sequences", sequences, vocab, 2)
-    if sequences.size == 0:
-        raise InputError(f"sequences must hold at least one context, got shape {sequences.shape}")
-    if longest is not None and sequences.shape[1] > longest:
-        raise InputError(f"sequences must be at most {longest} tokens long, got {sequences.shape[1]}")
-    return sequences
-
-
-def check_target(value: Target | np.ndarray, sequences: np.ndarray, vocab: int) -> Target:
-    """Return a target, or raise InputError when it does not fit the sequences."""
-    target = as_target(value)
-    if (target.contexts, target.vocab) != (sequences.size, vocab):
-        raise InputError(
-            f"target must have shape (contexts, vocab) = {(sequences.size, vocab)}, a context for each position of "
-            f"sequences, got {(target.contexts, target.vocab)}"
-        )
-    return target

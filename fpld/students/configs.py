@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fpld import registry
 from fpld.errors import InputError
-from fpld.students.base import check_count, check_vocab
+from fpld.students.checks import check_count, check_vocab
 
 MAX_LENGTH = 1 << 16
 EPSILON = 1e-6  # of a Llama's norms

@@ -9,7 +9,7 @@ import numpy as np
 
 from fpld.data.tokenize import SEPARATOR
 from fpld.errors import InputError
-from fpld.students.base import check_count, check_tokens
+from fpld.students.checks import check_count, check_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

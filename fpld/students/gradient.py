@@ -15,16 +15,10 @@ from fpld.pace import Pace
 from fpld.privacy import Chance, Mechanism, PrivateText
 from fpld.privacy.text import PADDING
 from fpld.rules.target import Target
-from fpld.students.base import (
-    Distillation,
-    PrivateTraining,
-    Student,
-    TailAverage,
-    check_count,
-    check_sequences,
-    tail_mean,
-)
+from fpld.students.base import Distillation, PrivateTraining, Student
+from fpld.students.checks import check_count, check_sequences
 from fpld.students.predictor import Predictor
+from fpld.students.tails import TailAverage, tail_mean
 
 try:
     import torch

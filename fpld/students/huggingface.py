@@ -18,7 +18,7 @@ import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.arrays import read_arrays
-from fpld.students.base import check_count, check_sequences
+from fpld.students.checks import check_count, check_sequences
 from fpld.students.configs import HuggingFaceConfig
 from fpld.students.export import export_pretrained
 from fpld.students.folders import check_tokenizer, load_model, load_tokenizer, locate, weights_digest

@@ -19,7 +19,9 @@ from fpld.errors import InputError
 from fpld.numerics import softmax
 from fpld.pace import Pace
 from fpld.rules.target import Target
-from fpld.students.base import Distillation, Student, TailAverage, check_count, check_vocab, tail_mean
+from fpld.students.base import Distillation, Student
+from fpld.students.checks import check_count, check_vocab
+from fpld.students.tails import TailAverage, tail_mean
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
 MAX_PARAMETERS = 1 << 28

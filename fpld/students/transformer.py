@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
-from fpld.students.base import check_count
+from fpld.students.checks import check_count
 from fpld.students.configs import EPSILON, THETA, TransformerConfig
 from fpld.students.export import export_llama
 

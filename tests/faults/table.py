@@ -27,7 +27,7 @@ WIRE, MACHINES, REFUSALS = "test_wire.py::", "protocol/test_machines.py::", "flo
 CODECS, RUN, CRASH = "test_codecs.py::", "federation/test_run.py::", "federation/test_crash.py::"
 CLAIMS, ANSWERS, PAGES = "faults/test_claims.py::", "faults/test_answers.py::", "faults/test_pages.py::"
 HEALING, OPERATIONS = "flower/test_healing.py::", "flower/test_operations.py::"
-EXHAUSTED = "flower/test_exhausted.py::"
+EXHAUSTED, ORDERS, NODES = "flower/test_exhausted.py::", "flower/test_orders.py::", "protocol/test_nodes.py::"
 FAULTS, RECEIVE = "federation/test_faults.py::", "flower/test_receive.py::"
 DISKS, ROUNDS, SITES = "faults/test_disks.py::", "faults/test_rounds.py::", "faults/test_sites.py::"
 
@@ -75,7 +75,7 @@ DECODER = (
         ),
     ),
     Row("any bit flipped", "refused by the checksum", (WIRE + "test_every_flipped_bit",)),
-    Row("a right frame with another node's key", "refused", (MACHINES + "test_a_mac_binds_a_frame_to_its_node",)),
+    Row("a right frame with another node's key", "refused", (NODES + "test_a_mac_binds_a_frame_to_its_node",)),
     Row(
         "replay of an earlier round or of another run",
         "refused",
@@ -104,13 +104,13 @@ DECODER = (
     Row(
         "pickle, npy or JSON instead of a frame",
         "refused at the magic",
-        (WIRE + "test_other_formats_are_refused_at_the_magic", REFUSALS + "test_payloads_of_other_types_are_refused"),
+        (WIRE + "test_other_formats_are_refused_at_the_magic", ORDERS + "test_payloads_of_other_types_are_refused"),
     ),
     Row(
         "another probe set or tokenizer",
         "refused, both named in the site's log",
         (
-            REFUSALS + "test_a_task_for_another_probe_set",
+            ORDERS + "test_a_task_for_another_probe_set",
             REFUSALS + "test_a_site_that_insists_on_another_probe_set_or_tokenizer",
         ),
     ),
@@ -139,7 +139,7 @@ NODE = (
         "refused by the probe set's digest",
         (
             "data/test_probe.py::test_any_other_token_gives_another_digest",
-            REFUSALS + "test_another_tokenizer_or_vocabulary_than_the_probe_sets",
+            ORDERS + "test_another_tokenizer_or_vocabulary_than_the_probe_sets",
         ),
     ),
     Row(
@@ -154,7 +154,7 @@ NODE = (
         "a crash between coding and sending",
         "the same bytes again, no new dither",
         (
-            MACHINES + "test_a_node_answers_a_repeated_task_with_the_same_bytes",
+            NODES + "test_a_node_answers_a_repeated_task_with_the_same_bytes",
             DISKS + "test_nodes_that_are_a_round_ahead_send_the_same_frames_again",
         ),
     ),
@@ -162,7 +162,7 @@ NODE = (
         "a student of another hash, another run, or another shape",
         "refused, the old one kept",
         (
-            REFUSALS + "test_orders_that_are_not_of_this_aggregator_or_not_whole",
+            ORDERS + "test_orders_that_are_not_of_this_aggregator_or_not_whole",
             "students/test_conformance.py::test_a_refused_state_changes_nothing",
         ),
     ),
@@ -275,7 +275,7 @@ AGGREGATOR = (
         "refused",
         (
             RUN + "test_bad_configurations_are_one_line_that_names_the_key",
-            REFUSALS + "test_payloads_of_other_types_are_refused",
+            ORDERS + "test_payloads_of_other_types_are_refused",
         ),
     ),
 )
@@ -347,7 +347,7 @@ MORE = (
         "a node is killed and started again while it works",
         "let in at once, asked again in the same round, the same result",
         (
-            "flower/test_deployment.py::test_a_node_that_is_killed_and_started_again_is_in_the_same_round",
+            "flower/test_kills.py::test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice",
             HEALING + "test_a_node_that_was_killed_signs_off_what_is_left_of_it",
             HEALING + "test_a_node_that_is_lost_and_back_is_asked_again_in_the_same_round",
         ),
@@ -380,15 +380,12 @@ MORE = (
     Row(
         "a deployment's disk is full, or it has no file handle or no memory left, at either end",
         "said, with what to free, and no process stays behind; then it goes on, and comes to the undisturbed result",
-        (
-            EXHAUSTED + "test_an_aggregator_runs_out_of_disk_file_handles_and_memory",
-            EXHAUSTED + "test_a_node_runs_out_of_disk_file_handles_and_memory",
-        ),
+        (EXHAUSTED + "test_either_end_runs_out_of_disk_file_handles_and_memory",),
     ),
     Row(
         "a node, the SuperLink or the aggregator is killed at any moment",
         "it goes on by itself once that is started again, with the same result",
-        ("flower/test_kills.py::test_whatever_is_killed_heals_and_the_result_is_the_same",),
+        ("flower/test_kills.py::test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice",),
     ),
     Row(
         "a node dies while it sends its answer",

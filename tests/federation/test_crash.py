@@ -24,10 +24,10 @@ def lengthened(config: Path) -> Path:
     return config
 
 
-@pytest.mark.slow
 def test_sigkill_at_random_moments_gives_identical_students(config_file: Path, tmp_path: Path) -> None:
-    kills, found = differing(lengthened(config_file), tmp_path, kills=6, seed=11)
-    assert kills >= 6
+    """Some here; `python -m benchmarks.kill_and_resume` kills 200 times."""
+    kills, found = differing(lengthened(config_file), tmp_path, kills=3, seed=11)
+    assert kills >= 3
     assert found == []
 
 
@@ -53,21 +53,21 @@ def test_an_unwritable_folder_is_said(config_file: Path) -> None:
     assert "/proc/fpld cannot be written" in stopped.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_cleanly_and_can_be_resumed(how: signal.Signals, config_file: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_cleanly_and_can_be_resumed(config_file: Path, tmp_path: Path) -> None:
     config, out = lengthened(config_file), tmp_path / "run"
     expected = finish(config, tmp_path / "undisturbed")
-    running = subprocess.Popen(
-        command(config, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while not (out / "fpld/checkpoint.safetensors").exists():
-        time.sleep(0.05)
-        assert running.poll() is None
-    os.killpg(running.pid, how)
-    said = running.communicate(timeout=60)[1]
-    assert running.returncode == 128 + how
-    assert said == "stopped; --resume goes on from the last closed round\n"
+    for rounds, how in enumerate((signal.SIGINT, signal.SIGTERM), 1):
+        running = subprocess.Popen(
+            command(config, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        trace = out / "fpld/trace.jsonl"
+        while not trace.exists() or len(trace.read_text().splitlines()) < rounds:
+            time.sleep(0.05)
+            assert running.poll() is None
+        os.killpg(running.pid, how)
+        said = running.communicate(timeout=60)[1]
+        assert running.returncode == 128 + how
+        assert said == "stopped; --resume goes on from the last closed round\n"
     assert finish(config, out) == expected
 
 

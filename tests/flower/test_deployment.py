@@ -65,41 +65,6 @@ def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machin
     assert list((some.folder / "temporary").iterdir()) == []
 
 
-def test_a_node_that_is_killed_and_started_again_is_in_the_same_round(machines: Callable[..., Machines]) -> None:
-    """It is let in at once, gets its task again, and the result is that of an undisturbed run, bit for bit."""
-    some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
-    some.undisturbed()
-    some.start_all()
-    log = some.folder / "nodes/south/log.txt"
-    some.wait_for(lambda: log.exists() and "round 2: training" in log.read_text(), 150)
-    some.kill("south")
-    some.node("south")
-    assert some.running.pop("aggregator").wait(240) == 0, some.said("aggregator")
-    assert "south is back: its task is sent again" in some.said("aggregator")
-    assert some.same()
-    some.clean_up()
-
-
-def test_aggregator_and_superlink_may_die_and_nothing_is_counted_twice(machines: Callable[..., Machines]) -> None:
-    """The result is that of an undisturbed run on one machine, bit for bit."""
-    some = machines(("[local]\nsteps = 25", "[local]\nsteps = 2500"))
-    some.undisturbed()
-    some.start_all()
-    log = some.folder / "nodes/east/log.txt"
-    some.wait_for(lambda: log.exists() and "round 2: training" in log.read_text(), 150)
-    some.kill("aggregator")
-    some.wait_for(lambda: not some.processes(holding=str(some.folder / "flower")), 20)
-    assert [line["round"] for line in rounds(some)] == [1]
-    some.aggregator("--resume")
-    some.wait_for(lambda: "round 3: training" in log.read_text(), 150)
-    for identity in some.processes(holding="flower-superlink"):
-        os.kill(identity, signal.SIGKILL)
-    assert some.running.pop("aggregator").wait(150) == 0, some.said("aggregator")
-    assert "flower-superlink stopped" in some.said("aggregator")
-    assert some.same()
-    some.clean_up()
-
-
 def test_a_stop_is_clean_and_without_tls_it_must_be_said(machines: Callable[..., Machines]) -> None:
     """An aggregator that is told to stop ends all that it started; then a trial with --insecure at both ends."""
     some = machines(("rounds = 3", "rounds = 1"))

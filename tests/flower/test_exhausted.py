@@ -32,7 +32,7 @@ SIZE = 64 << 20  # bytes of a small disk
 
 @pytest.fixture
 def some(tmp_path: Path) -> Iterator[Machines]:
-    machines = Machines(tmp_path, ("rounds = 3", "rounds = 10"))
+    machines = Machines(tmp_path, ("rounds = 3", "rounds = 14"))
     yield machines
     machines.kill_all()
     for folder in (tmp_path / "flower", tmp_path / "nodes/east"):
@@ -74,13 +74,6 @@ def one_more_round(some: Machines) -> None:
     some.wait_for(lambda: len(rounds(some)) >= number, 120)
 
 
-def ends(some: Machines) -> None:
-    """Let the run come to its end: its result must be that of the undisturbed one."""
-    assert some.running.pop("aggregator").wait(180) == 0, some.said("aggregator")[-3000:]
-    assert some.same()
-    some.clean_up()
-
-
 def handles(identity: int) -> tuple[int, int]:
     """Return the limit that leaves a process no file handle: the lowest number that is free."""
     taken = set(map(int, os.listdir(f"/proc/{identity}/fd")))
@@ -112,39 +105,32 @@ def process(some: Machines, program: str, *, of: str) -> int:
     return min(found)  # forks of it are younger
 
 
-def test_an_aggregator_runs_out_of_disk_file_handles_and_memory(some: Machines) -> None:
-    mount(some.folder / "flower")
+def test_either_end_runs_out_of_disk_file_handles_and_memory(some: Machines) -> None:
+    """Without file handles a SuperNode begins anew, without memory its worker: then the run goes on by itself."""
+    aggregator, node = some.folder / "flower", some.folder / "nodes/east"
+    mount(aggregator)
+    mount(node)
     some.undisturbed()
     some.start_all()
-    one_more_round(some)
-    filler = fill(some.folder / "flower")
-    stops(some, saying="free some space")
-    filler.unlink()
-    for what, saying in ((handles, "no file handles are left"), (memory, "free some memory")):
-        some.aggregator("--resume")
+    for folder, saying in ((aggregator, "free some space"), (node, "disk: the site cannot write to its disk")):
         one_more_round(some)
-        with limited(process(some, "flower.runner", of=str(some.folder / "flower")), what):
+        filler = fill(folder)
+        stops(some, saying=saying)
+        filler.unlink()
+        some.aggregator("--resume")
+    for what, saying in ((handles, "no file handles are left"), (memory, "free some memory")):
+        one_more_round(some)
+        with limited(process(some, "flower.runner", of=str(aggregator)), what):
             stops(some, saying=saying)
-    some.aggregator("--resume")
-    ends(some)
-
-
-def test_a_node_runs_out_of_disk_file_handles_and_memory(some: Machines) -> None:
-    """Without file handles its SuperNode begins anew, without memory its worker: the run goes on by itself."""
-    mount(some.folder / "nodes/east")
-    some.undisturbed()
-    some.start_all()
-    one_more_round(some)
-    filler = fill(some.folder / "nodes/east")
-    stops(some, saying="disk: the site cannot write to its disk")
-    filler.unlink()
-    some.aggregator("--resume")
+        some.aggregator("--resume")
     one_more_round(some)
     with limited(process(some, "flower-supernode", of="nodes/east/"), handles):
         some.wait_for(lambda: "no file handles are left" in some.said("east"), 60)
         one_more_round(some)
     with limited(process(some, "flower.spawner", of="nodes/east/"), memory):
-        log, said = some.folder / "nodes/east/log.txt", "a message failed: memory ran out: free some memory"
+        log, said = node / "log.txt", "a message failed: memory ran out: free some memory"
         some.wait_for(lambda: said in log.read_text(), 60)
         one_more_round(some)
-    ends(some)
+    assert some.running.pop("aggregator").wait(180) == 0, some.said("aggregator")[-3000:]
+    assert some.same()
+    some.clean_up()

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-import math
 import random
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.kill_lab import Row, federation, left, table
+from benchmarks.kill_lab import Lab, Row, left, table
+from tests.flower.conftest import NAMES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+def all_have(words: str, logs: list[Path]) -> bool:
+    """Return whether all logs have these words."""
+    return all(words in log.read_text() for log in logs)
+
+
 @pytest.mark.slow
 @pytest.mark.waits
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_whatever_is_killed_heals_and_the_result_is_the_same(tmp_path: Path) -> None:
+def test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice(tmp_path: Path) -> None:
     """Here a machine may be busy with other tests: the lab itself asks for 15 seconds."""
-    kinds = ["aggregator", "superlink", "node"]
-    row = federation(tmp_path, kinds, random.Random(0), math.inf, rounds=12)
-    assert [each["kind"] for each in row["kills"]] == ["node", "superlink", "aggregator"]
-    assert all(each["seconds"] < 60 for each in row["kills"]), row
-    assert row["same"]
+    lab = Lab(tmp_path, random.Random(0), ("[local]\nsteps = 25", "[local]\nsteps = 1200"), rounds=4)
+    some = lab.machines
+    logs = [some.folder / "nodes" / name / "log.txt" for name in NAMES]
+    try:
+        for number, kind in enumerate(("node", "superlink", "aggregator"), 1):
+            some.wait_for(partial(all_have, f"round {number}: training", logs), 150)
+            killed = lab.strike(kind, span=0.0)
+            assert killed["round"] == number
+            assert killed["seconds"] < 60
+            saying = {"node": f"{killed['victim']} is back: its task is sent again", "superlink": "-superlink stopped"}
+            assert saying.get(kind, "") in some.said("aggregator")
+        assert lab.finish()
+    finally:
+        lab.abandon()
 
 
 def kill(kind: str, seconds: float | None, *, starts: int = 1) -> Row:

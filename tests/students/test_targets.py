@@ -12,8 +12,8 @@ from fpld.errors import InputError
 from fpld.numerics import log_softmax, softmax
 from fpld.rules.target import rounded_prediction
 from fpld.students import Student, Target, divergence, targets
-from fpld.students.base import TailAverage
 from fpld.students.ngram import NGram, NGramConfig
+from fpld.students.tails import TailAverage
 from tests.students.test_conformance import TABLE, Row, V, mean_kl, same, sequences, text
 
 PROBE = sequences(8)
