@@ -30,7 +30,7 @@ from fpld.engines.flower import duties
 from fpld.engines.flower.home import NodeFile, open_home
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import FRAME, LETTER, STUDENT, names, pack, unpack, unpack_files, unpack_task
-from fpld.engines.flower.polling import Pauses
+from fpld.engines.flower.polling import Pauses, pace_life
 from fpld.federation.keep import OWN
 from fpld.federation.predictions import Predictions
 from fpld.federation.probes import round_probe
@@ -123,10 +123,11 @@ class Node:
 
     def step(self) -> None:
         """Ask for a message, answer it if there is one, and say when to ask again."""
+        begun = time.monotonic()
         message = self.message or self._receive()
         now = time.monotonic()
         if message is None:
-            self.due = now + Pauses.idle(now - self.since, self.crowd)
+            self.due = now + Pauses.idle(now - self.since, nodes=self.crowd, took=now - begun)
             return
         reply = self._reply(message.content)
         self.message = message if reply is None else None
@@ -135,7 +136,7 @@ class Node:
             return
         self._send(Message(reply, reply_to=message))
         self.since = time.monotonic()
-        self.due = self.since + Pauses.idle(0.0, self.crowd)
+        self.due = self.since + Pauses.idle(0.0, nodes=self.crowd)
 
     def _receive(self) -> Message | None:
         _, receive, _, _, _, pull, _, confirm = self.calls
@@ -159,6 +160,7 @@ class Node:
         key = self._secret(bytes.fromhex(letter["session"]))
         if letter["kind"] == "join":
             self.crowd = int(letter["nodes"])
+            pace_life(self.crowd)
             missing = [] if self.files else letter["files"]
             answer = {"kind": "joined", "name": self.file.parent.name, "challenge": letter["challenge"]}
             more = {"missing": missing, "wire": VERSION, "student": None, "instance": ""}

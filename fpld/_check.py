@@ -10,6 +10,8 @@ import numpy as np
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fpld.types import Floats
 
 
@@ -61,6 +63,16 @@ def printable(text: object, most: int = 256) -> str:
     raw = str(text)[: 4 * most]  # what is cut anyway is not looked at
     line = " ".join("".join(c if c.isprintable() else " " for c in raw).split())
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Return names in one line, and of many the first.
+
+    >>> listed(["north", "east", "south", "west"], most=3)
+    'north, east, south and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def rows(value: range, contexts: int) -> range:

@@ -135,6 +135,7 @@ def test_a_single_file_is_a_node(place: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["rows"][-1]["method"] == "fpld"
 
 
+@pytest.mark.slow
 def test_a_model_with_other_tokens_is_refused_though_it_has_as_many(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ OWN_KIND = [
 ]
 
 
+@pytest.mark.slow
 def test_a_model_of_the_sites_own_kind_learns_from_the_last_student_and_stays_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_model_of_the_sites_own_kind_learns_from_the_last_student_and_stays_th
     assert not list((tmp_path / "nodes/north").glob("runs/*/adopted.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_learn_from_the_last_student_costs_nothing_but_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from flwr.app import Message
 
 from benchmarks.fleet_nodes import First, Node
@@ -57,6 +58,7 @@ def test_what_all_nodes_get_is_held_once() -> None:
     assert len({id(shelf.array("part", part)) for part in parts}) == len(parts)
 
 
+@pytest.mark.slow
 def test_simulated_nodes_take_part_in_every_round(tmp_path: Path) -> None:
     deployment = Deployment(tmp_path)
     deployment.serve(FleetGrid(deployment.node_files))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fpld.engines.flower import polling
 from fpld.engines.flower.leftovers import Leftovers
 from fpld.engines.flower.polling import MOST_NODES, Pauses, crowd, note_crowd
 from fpld.errors import ProtocolError
@@ -33,6 +34,35 @@ def test_many_nodes_ask_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "crowd").write_text("many")
     assert (crowd(tmp_path), crowd(None)) == (1, 1)
     assert MOST_NODES * 0.03 <= 30
+
+
+def test_nodes_ask_less_often_while_the_superlink_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not know how many there are sees it by the answers; sending a reply is no question."""
+    now, slept = 0.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    monkeypatch.setattr(polling, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    pauses = Pauses()
+    for seconds, took in ((3.0, 0.0), (3.0, 0.8), (0.5, 0.0), (3.0, 60.0), (3.0, 0.01), (3.0, 1000.0)):
+        now += took
+        pauses.sleep(seconds)
+    assert slept == pytest.approx([0.4, 8.0, 0.1, 3.0, 3.0, 30.0])
+
+
+def test_many_nodes_give_fewer_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection
+
+    for module in (heartbeat, fleet_http_connection):
+        monkeypatch.setattr(module, "HEARTBEAT_DEFAULT_INTERVAL", 30)
+    for nodes, expected in ((1, 30), (250, 30), (1000, 120)):
+        polling.pace_life(nodes)
+        found = {module.HEARTBEAT_DEFAULT_INTERVAL for module in (heartbeat, fleet_http_connection)}
+        assert found == {expected}
 
 
 def test_the_aggregator_says_how_many_they_are(tmp_path: Path) -> None:

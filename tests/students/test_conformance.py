@@ -78,12 +78,11 @@ TABLE = {
     "huggingface": Row(huggingface, 40),
     "huggingface-lora": Row(functools.partial(huggingface, lora=8), 80),
 }
-
-
 SLOW = {"huggingface-lora": [pytest.mark.slow]}
+PARAMETERS = [pytest.param(name, marks=SLOW.get(name, [])) for name in TABLE]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=SLOW.get(name, [])) for name in TABLE])
+@pytest.fixture(params=PARAMETERS)
 def row(request: pytest.FixtureRequest) -> Row:
     return TABLE[request.param]
 

@@ -21,6 +21,8 @@ from fpld.students.folders import HuggingFaceTokenizer, model_tokenizer  # noqa:
 from fpld.students.huggingface import HuggingFace  # noqa: E402
 from tests.tiny_llama import make_llama  # noqa: E402
 
+pytestmark = pytest.mark.slow  # the contract of all students, which is quick to test, has a row for these
+
 V = 60
 TEXT = np.tile(np.array([5, 9, 5, 7, 11, 3], np.int32), 60)
 
@@ -110,7 +112,6 @@ def test_small_parts_give_the_gradient_of_the_whole_minibatch(folder: Path) -> N
         np.testing.assert_allclose(parts.state()[name], array, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_distillation_follows_the_target(folder: Path) -> None:
     teacher, student = make(folder, lora=4), make(folder, lora=4, distill_rate=2e-2)
     teacher.finetune(TEXT, steps=40, seed=0)
@@ -280,7 +281,6 @@ def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
         HuggingFaceTokenizer(tmp_path, vocab=4)
 
 
-@pytest.mark.slow
 def test_smollm2_predicts_english() -> None:
     pytest.importorskip("gguf")
     from fpld.students.smollm2 import prepare_smollm2

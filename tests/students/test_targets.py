@@ -14,13 +14,13 @@ from fpld.rules.target import rounded_prediction
 from fpld.students import Student, Target, divergence, targets
 from fpld.students.ngram import NGram, NGramConfig
 from fpld.students.tails import TailAverage
-from tests.students.test_conformance import TABLE, Row, V, mean_kl, same, sequences, text
+from tests.students.test_conformance import PARAMETERS, TABLE, Row, V, mean_kl, same, sequences, text
 
 PROBE = sequences(8)
 M = PROBE.size
 
 
-@pytest.fixture(params=TABLE)
+@pytest.fixture(params=PARAMETERS)
 def row(request: pytest.FixtureRequest) -> Row:
     return TABLE[request.param]
 

@@ -6,7 +6,9 @@ message took to come before it asks at all, and never for more than three second
 time for which there was nothing: a message that comes after T seconds waits for 0.15 T more at most.
 
 A question takes a SuperLink some 12 ms, whatever the answer: a few hundred nodes that ask every three seconds leave it
-no time for anything else. So the pauses of many nodes are longer, 30 ms for each; the aggregator says how many.
+no time for anything else. So the pauses of many nodes are longer, 30 ms for each; the aggregator says how many. Signs
+of life are questions too: from 250 nodes on there are fewer. And as long as nobody has said how many there are, a
+question that was answered slowly says that others wait as well: the pause after it is ten times as long.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import contextlib
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
+
+from flwr.common import constant
 
 from fpld.engines.flower.leftovers import Leftovers
 from fpld.errors import ProtocolError, StorageError
@@ -25,10 +29,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _IDLE, _REPLY = 3.0, 0.5  # seconds that Flower's loop waits: for a message, and for a reply of this node's own process
-SHARE, LEAST, OWN, EACH = 0.15, 0.4, 0.1, 0.03
+SHARE, LEAST, OWN, EACH, BUSY = 0.15, 0.4, 0.1, 0.03, 10
+SIGN = 0.12  # seconds between two signs of life, for each node; a node is gone after twice as long without one
 EARLY = 0.7  # the part of the last time between two messages in which nothing is asked
 MOST_NODES = 1000  # that a SuperNode believes in: no word of an aggregator makes it silent for long
 CROWD = "crowd"
+_LIFE = "HEARTBEAT_DEFAULT_INTERVAL"  # Flower's name of the seconds between two signs of life
 
 
 class Pauses:
@@ -36,7 +42,7 @@ class Pauses:
 
     def __init__(self, folder: Path | None = None, leftovers: Callable[[], None] = lambda: None) -> None:
         self._since, self._folder, self._leftovers = time.monotonic(), folder, leftovers
-        self._gap, self._asked = 0.0, False
+        self._gap, self._asked, self._woke = 0.0, False, time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Wait in the place of `time.sleep`: shorter while something goes on."""
@@ -46,18 +52,25 @@ class Pauses:
             self._since = now
             time.sleep(OWN)
         elif seconds == _IDLE:
+            took, nodes = now - self._woke, crowd(self._folder)
             self._leftovers()
-            gap = 0.0 if self._asked else self._gap
-            time.sleep(self.idle(now - self._since, gap, crowd(self._folder)))
+            if self._asked:
+                pause = self.idle(now - self._since, nodes=nodes, took=took)
+            else:
+                pause = self.idle(now - self._since, self._gap, nodes)
+            pace_life(nodes)
+            time.sleep(pause)
             self._asked = True
         else:
             time.sleep(seconds)
+        self._woke = time.monotonic()
 
     @staticmethod
-    def idle(waited: float, gap: float = 0.0, nodes: int = 1) -> float:
+    def idle(waited: float, gap: float = 0.0, nodes: int = 1, took: float = 0.0) -> float:
         """Return the pause of one of so many nodes after so many seconds without a message.
 
-        `gap`: how long the last message took to come, if none was asked for yet.
+        `gap`: how long the last message took to come, if none was asked for yet. `took`: how long the last question
+        took to be answered.
 
         >>> [round(Pauses.idle(waited), 2) for waited in (0.0, 10.0, 1000.0)]
         [0.4, 1.5, 3.0]
@@ -65,8 +78,11 @@ class Pauses:
         [0.4, 1.4, 3.0]
         >>> Pauses.idle(10.0, nodes=500)
         15.0
+        >>> Pauses.idle(10.0, took=0.5)
+        5.0
         """
-        return max(min(max(LEAST, SHARE * waited, EARLY * gap), _IDLE), EACH * nodes)
+        crowded = max(EACH * nodes, min(BUSY * took, EACH * MOST_NODES))
+        return max(min(max(LEAST, SHARE * waited, EARLY * gap), _IDLE), crowded)
 
 
 def note_crowd(folder: Path, nodes: object) -> None:
@@ -86,10 +102,23 @@ def crowd(folder: Path | None) -> int:
         return 1
 
 
+def pace_life(nodes: int) -> None:
+    """Let this process's SuperNodes give signs of life as one of so many nodes."""
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection
+
+    for module in (heartbeat, fleet_http_connection):
+        setattr(module, _LIFE, max(constant.HEARTBEAT_DEFAULT_INTERVAL, SIGN * nodes))
+
+
 def poll_often(folder: Path) -> None:
     """Let the SuperNode of this process wait by `Pauses`; the site's folder says of how many it is one."""
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection
     from flwr.supernode import start_client_internal as loop
 
     if not hasattr(loop, "time"):
         raise ProtocolError("this version of Flower waits for messages in another way")
+    if not (hasattr(heartbeat, _LIFE) and hasattr(fleet_http_connection, _LIFE)):
+        raise ProtocolError("this version of Flower gives signs of life in another way")
     loop.time = SimpleNamespace(sleep=Pauses(folder, Leftovers(loop).send).sleep)

@@ -10,12 +10,13 @@ import logging
 import math
 import secrets
 import time
+from collections import Counter
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 from flwr.app import Message
 
-from fpld._check import printable
+from fpld._check import listed, printable
 from fpld.engines.flower.answers import MOST_BYTES, Joined
 from fpld.engines.flower.exchange import Exchange, explain
 from fpld.engines.flower.identity import Letter, write_letter
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 _PATIENCE = 120.0  # seconds that a node has to say who it is: a new process, and its imports
 _GRACE = 10.0  # seconds for which a round that could begin waits for those who were just asked
 _PAUSE = 0.3
+_AT_ONCE = 100  # nodes that are asked at the same time: a thousand answers would not come in time
 _EACH = 0.005  # seconds between two looks at who is connected, for each node of the federation
 _INSTANCES = 10  # processes of a node that are remembered
 
@@ -68,7 +70,7 @@ class Roster:
         self.holds: dict[int, str | None] = {}
         self._asked: dict[str, _Asked] = {}
         self._exchanges: dict[bool, Exchange] = {}
-        self._alone: set[int] = set()
+        self._alone, self._tries = set[int](), Counter[int]()
         self._online, self._looked = frozenset[int](), -math.inf
         self._instances: dict[int, list[str]] = {}
 
@@ -86,8 +88,8 @@ class Roster:
             if spent >= wait and not asked:
                 return
             if not said:
-                away = ", ".join(name for index, name in enumerate(self.names) if index not in self.ids)
-                log.info("waiting for nodes to connect: %s", away)
+                away = [name for index, name in enumerate(self.names) if index not in self.ids]
+                log.info("waiting for nodes to connect: %s", listed(away))
                 said = True
             time.sleep(0.05 if asked else min(_PAUSE, max(wait - spent, 0.05)))
 
@@ -106,7 +108,11 @@ class Roster:
         now = time.monotonic()
         self._asked = {message: asked for message, asked in self._asked.items() if now <= asked.end}
         asked = {each.identity for each in self._asked.values()}
-        unknown = sorted(online - set(self.ids.values()) - asked)
+        unknown = sorted(
+            online - set(self.ids.values()) - asked, key=lambda identity: (self._tries[identity], identity)
+        )
+        unknown = unknown[: max(_AT_ONCE - len(asked), 0)]
+        self._tries.update(unknown)
         for alone in (False, True):
             self._ask(grid, [identity for identity in unknown if (identity in self._alone) == alone], alone=alone)
         for exchange in self._exchanges.values():

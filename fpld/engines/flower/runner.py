@@ -22,6 +22,7 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fpld import config as configuration
+from fpld._check import listed
 from fpld.engines.flower.children import Job
 from fpld.engines.flower.control import AwayError, Control
 from fpld.engines.flower.headroom import watch_room
@@ -90,7 +91,7 @@ def begin(job: Job, config: Config) -> None:
         try:
             with Control(job.address, None if job.ca is None else Path(job.ca)) as control:
                 control.admit(keys)
-                log.info("admitted: %s", ", ".join(names))
+                log.info("admitted: %s", listed(names))
                 control.stop_runs()
                 control.start_run(APP_FILES)
                 return

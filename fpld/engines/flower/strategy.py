@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result, Strategy
 
-from fpld._check import printable
+from fpld._check import listed, printable
 from fpld.engines.flower.answers import MOST_BYTES, Evaluated, Worth
 from fpld.engines.flower.counting import down_kinds, up_kinds
 from fpld.engines.flower.exchange import exchange, explain
@@ -315,7 +315,7 @@ class ProbeLogitDistillation(Strategy):
         """Log how many rounds and nodes there are."""
         settings, done = self.federation.setup.settings, self.federation.state.round
         after = f", of which {done} are done" if done else ""
-        names = ", ".join(settings.names)
+        names = listed(settings.names)
         log.info("%d rounds%s; %d nodes: %s", settings.rounds, after, len(settings.names), names)
 
     def _forget(self, index: int) -> None:
