@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 KERNELS := .venv/.kernels
+# Tests start hundreds of processes: bytecode is kept, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras fuzz clean

@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.federation.conftest import CONFIG, write_texts
 
@@ -58,6 +59,22 @@ def result(out: Path) -> dict[str, object]:
     return found | {LAST: [{**line, "seconds": None} for line in lines]}
 
 
+class Undisturbed(NamedTuple):
+    """How many seconds an undisturbed run has worked, and what it came to."""
+
+    span: float
+    result: dict[str, object]
+
+
+def undisturbed(config: Path, folder: Path) -> Undisturbed:
+    """Run to the end without trouble."""
+    started = begin(config, folder / "undisturbed")
+    begun = time.monotonic()
+    if started.wait():
+        raise RuntimeError(f"an undisturbed run of {config} fails")
+    return Undisturbed(time.monotonic() - begun, result(folder / "undisturbed"))
+
+
 def begin(config: Path, out: Path) -> subprocess.Popen[bytes]:
     """Start or resume in a process group of its own, and wait until it works."""
     quiet, since = subprocess.DEVNULL, time.time()
@@ -80,13 +97,9 @@ def kill(victim: subprocess.Popen[bytes]) -> bool:
 class Kills:
     """Runs that are killed and resumed, until there were as many kills as wanted."""
 
-    def __init__(self, config: Path, folder: Path, seed: int) -> None:
+    def __init__(self, config: Path, folder: Path, expected: Undisturbed, seed: int) -> None:
         self.config, self.folder, self.seed = config, folder, seed
-        started = begin(config, folder / "undisturbed")
-        begun = time.monotonic()
-        if started.wait():
-            raise RuntimeError(f"an undisturbed run of {config} fails")
-        self.span, self.expected = time.monotonic() - begun, result(folder / "undisturbed")
+        self.span, self.expected = expected
         self.kills, self.differing, self._runs, self._lock = 0, list[int](), 0, threading.Lock()
 
     def run(self, wanted: int) -> None:
@@ -119,9 +132,11 @@ class Kills:
             shutil.rmtree(out)
 
 
-def differing(config: Path, folder: Path, *, kills: int, seed: int, jobs: int = 1) -> tuple[int, list[int]]:
+def differing(
+    config: Path, folder: Path, expected: Undisturbed, *, kills: int, seed: int, jobs: int = 1
+) -> tuple[int, list[int]]:
     """Return how many kills there were, and the runs whose result differs from that of an undisturbed one."""
-    found = Kills(config, folder, seed)
+    found = Kills(config, folder, expected, seed)
     with ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(found.run, kills) for _ in range(jobs)]:
             future.result()
@@ -174,11 +189,10 @@ def judge(config: Path, out: Path, expected: dict[str, object]) -> str:
     return "identical, and said" if "going on from the one before it" in done.stderr else "identical"
 
 
-def damaged(config: Path, folder: Path, *, cases: int, seed: int) -> list[tuple[str, str, str]]:
+def damaged(config: Path, folder: Path, expected: Undisturbed, *, cases: int, seed: int) -> list[tuple[str, str, str]]:
     """Damage runs, resume them; return file, damage and outcome of each."""
     other = config.with_name("other.toml")
     other.write_text(config.read_text().replace("seed = 5", "seed = 6"))
-    expected = finish(config, folder / "undisturbed")
     source, foreign = stopped(config, folder / "stopped"), stopped(other, folder / "other")
     names = [str(path.relative_to(source)) for path in sorted(source.rglob("*")) if path.is_file()]
     chosen = [name for name in names if Path(name).name not in SHOWN and "/nodes/1/" not in name]
@@ -190,7 +204,7 @@ def damaged(config: Path, folder: Path, *, cases: int, seed: int) -> list[tuple[
         out = folder / "damaged"
         shutil.copytree(source, out)
         if len(rows) < cases and damage(out / name, how, foreign / name, rng):
-            rows.append((name, how, judge(config, out, expected)))
+            rows.append((name, how, judge(config, out, expected.result)))
             sys.stderr.write(f"{len(rows)}: {name} {how}: {rows[-1][2]}\n")
         shutil.rmtree(out)
     return rows
@@ -216,13 +230,14 @@ def main() -> int:
             config.write_text(text)
         else:
             shutil.copy(a.config, config)
+        expected = undisturbed(config, folder)
         if a.damage is not None:
-            rows = damaged(config, folder, cases=a.damage, seed=a.seed)
+            rows = damaged(config, folder, expected, cases=a.damage, seed=a.seed)
             counts = Counter(outcome for _, _, outcome in rows)
             said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
             sys.stdout.write(f"{len(rows)} damaged files of {len({row[0] for row in rows})} kinds: {said}\n")
             return int(bool(counts["DIFFERS"] + counts["TRACEBACK"]))
-        kills, bad = differing(config, folder, kills=a.kills, seed=a.seed, jobs=a.jobs)
+        kills, bad = differing(config, folder, expected, kills=a.kills, seed=a.seed, jobs=a.jobs)
         sys.stdout.write(f"{kills} kills, {len(bad)} results differ from the undisturbed run's\n")
         return int(bool(bad))
 

@@ -8,25 +8,35 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks.kill_and_resume import command, damaged, differing, finish
+from benchmarks.kill_and_resume import Undisturbed, command, damaged, differing, finish, undisturbed
+from tests.federation.conftest import CONFIG, write_texts
 
 pytestmark = pytest.mark.slow
 
 
-def lengthened(config: Path) -> Path:
-    """Two workers, and enough rounds that there is something to interrupt."""
-    text = config.read_text().replace("workers = 0", "workers = 2").replace("rounds = 3", "rounds = 5")
-    config.write_text(text + '\n[baselines]\nmethods = ["fedavg"]\n')
-    return config
+class Long(NamedTuple):
+    """A federation with two workers and enough rounds that there is something to interrupt, and what it comes to."""
+
+    config: Path
+    expected: Undisturbed
 
 
-def test_sigkill_at_random_moments_gives_identical_students(config_file: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Long:
+    folder = tmp_path_factory.mktemp("long")
+    write_texts(folder)
+    text = CONFIG.format(folder=folder).replace("workers = 0", "workers = 2").replace("rounds = 3", "rounds = 5")
+    (folder / "config.toml").write_text(text + '\n[baselines]\nmethods = ["fedavg"]\n')
+    return Long(folder / "config.toml", undisturbed(folder / "config.toml", folder))
+
+
+def test_sigkill_at_random_moments_gives_identical_students(long: Long, tmp_path: Path) -> None:
     """Some here; `python -m benchmarks.kill_and_resume` kills 200 times."""
-    kills, found = differing(lengthened(config_file), tmp_path, kills=3, seed=11)
+    kills, found = differing(long.config, tmp_path, long.expected, kills=3, seed=11)
     assert kills >= 3
     assert found == []
 
@@ -37,14 +47,13 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
 
 
-def test_a_disk_that_refuses_is_said_and_loses_nothing(config_file: Path, tmp_path: Path) -> None:
-    expected = finish(config_file, tmp_path / "undisturbed")
+def test_a_disk_that_refuses_is_said_and_loses_nothing(long: Long, tmp_path: Path) -> None:
     out = tmp_path / "full"
-    stopped: Any = subprocess.run(command(config_file, out), capture_output=True, text=True, preexec_fn=limited)
+    stopped: Any = subprocess.run(command(long.config, out), capture_output=True, text=True, preexec_fn=limited)
     assert stopped.returncode == 2
     assert "cannot be written (File too large)" in stopped.stderr
     assert "Traceback" not in stopped.stderr
-    assert finish(config_file, out) == expected
+    assert finish(long.config, out) == long.expected.result
 
 
 def test_an_unwritable_folder_is_said(config_file: Path) -> None:
@@ -53,12 +62,15 @@ def test_an_unwritable_folder_is_said(config_file: Path) -> None:
     assert "/proc/fpld cannot be written" in stopped.stderr
 
 
-def test_an_interrupt_ends_cleanly_and_can_be_resumed(config_file: Path, tmp_path: Path) -> None:
-    config, out = lengthened(config_file), tmp_path / "run"
-    expected = finish(config, tmp_path / "undisturbed")
+def test_an_interrupt_ends_cleanly_and_can_be_resumed(long: Long, tmp_path: Path) -> None:
+    out = tmp_path / "run"
     for rounds, how in enumerate((signal.SIGINT, signal.SIGTERM), 1):
         running = subprocess.Popen(
-            command(config, out), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command(long.config, out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         trace = out / "fpld/trace.jsonl"
         while not trace.exists() or len(trace.read_text().splitlines()) < rounds:
@@ -68,10 +80,10 @@ def test_an_interrupt_ends_cleanly_and_can_be_resumed(config_file: Path, tmp_pat
         said = running.communicate(timeout=60)[1]
         assert running.returncode == 128 + how
         assert said == "stopped; --resume goes on from the last closed round\n"
-    assert finish(config, out) == expected
+    assert finish(long.config, out) == long.expected.result
 
 
-def test_a_damaged_file_gives_the_same_result_or_an_error(config_file: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_gives_the_same_result_or_an_error(long: Long, tmp_path: Path) -> None:
     """Two cases here, of the newest states; `python -m benchmarks.kill_and_resume --damage 50` does every kind."""
-    outcomes = [outcome for _, _, outcome in damaged(lengthened(config_file), tmp_path, cases=2, seed=3)]
+    outcomes = [outcome for _, _, outcome in damaged(long.config, tmp_path, long.expected, cases=2, seed=3)]
     assert set(outcomes) <= {"identical", "identical, and said", "refused"}

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -26,10 +27,10 @@ from fpld.engines.flower.identity import write_letter
 from fpld.engines.flower.presence import hold, presence
 from fpld.engines.flower.roster import Roster
 from fpld.errors import ResourceError, StorageError
-from tests.flower.conftest import NAMES, Deployment
+from tests.flower.conftest import NAMES, Deployment, InProcessGrid
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
 
 @pytest.mark.slow
@@ -74,6 +75,30 @@ def test_two_processes_with_one_key_are_said_by_the_aggregator(
     assert "two processes" not in caplog.text
     join("aa")
     assert "north answers from two processes with one key, by turns" in caplog.text
+
+
+class Silent(InProcessGrid):
+    """Nodes that are there and never answer."""
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"message {next(self.numbers)}"
+            self.sent.append(("", message.metadata.message_type, message.metadata.dst_node_id))
+            yield message.metadata.message_id
+
+
+def test_many_nodes_are_asked_in_turns_and_silent_ones_keep_nobody_out() -> None:
+    """A SuperLink cannot serve a thousand answers before the questions expire."""
+    grid = Silent([Path("node.toml")] * 250)
+    roster = Roster([f"site-{number}" for number in range(250)], {}, bytes(32), [])
+    turns = []
+    for _ in range(3):
+        roster._refresh(grid)
+        roster._refresh(grid)  # nobody is asked twice
+        turns.append([node for *_, node in grid.sent])
+        grid.sent.clear()
+        roster._asked.clear()  # their time is over
+    assert turns == [[*range(100, 200)], [*range(200, 300)], [*range(300, 350), *range(100, 150)]]
 
 
 class SuperLink:
