@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 class Long(NamedTuple):
-    """A federation with two workers and enough rounds that there is something to interrupt, and what it comes to."""
+    """A federation with a worker and enough rounds that there is something to interrupt, and what it comes to."""
 
     config: Path
     expected: Undisturbed
@@ -29,7 +29,8 @@ class Long(NamedTuple):
 def long(tmp_path_factory: pytest.TempPathFactory) -> Long:
     folder = tmp_path_factory.mktemp("long")
     write_texts(folder)
-    text = CONFIG.format(folder=folder).replace("workers = 0", "workers = 2").replace("rounds = 3", "rounds = 5")
+    text = CONFIG.format(folder=folder).replace("rounds = 3", "rounds = 5").replace("workers = 0", "workers = 1")
+    text = text.replace("contexts = 480", "contexts = 96").replace("steps = 60", "steps = 20")
     (folder / "config.toml").write_text(text + '\n[baselines]\nmethods = ["fedavg"]\n')
     return Long(folder / "config.toml", undisturbed(folder / "config.toml", folder))
 
