@@ -8,7 +8,8 @@ time for which there was nothing: a message that comes after T seconds waits for
 A question takes a SuperLink some 12 ms, whatever the answer: a few hundred nodes that ask every three seconds leave it
 no time for anything else. So the pauses of many nodes are longer, 30 ms for each; the aggregator says how many. Signs
 of life are questions too: from 250 nodes on there are fewer. And as long as nobody has said how many there are, a
-question that was answered slowly says that others wait as well: the pause after it is ten times as long.
+question that was answered slowly, after another such, says that others wait as well: the pause is ten times as long.
+One alone may have waited for a SuperLink that was started again.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ import contextlib
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
-
-from flwr.common import constant
 
 from fpld.engines.flower.leftovers import Leftovers
 from fpld.errors import ProtocolError, StorageError
@@ -42,7 +41,7 @@ class Pauses:
 
     def __init__(self, folder: Path | None = None, leftovers: Callable[[], None] = lambda: None) -> None:
         self._since, self._folder, self._leftovers = time.monotonic(), folder, leftovers
-        self._gap, self._asked, self._woke = 0.0, False, time.monotonic()
+        self._gap, self._asked, self._took, self._woke = 0.0, False, 0.0, time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         """Wait in the place of `time.sleep`: shorter while something goes on."""
@@ -55,12 +54,12 @@ class Pauses:
             took, nodes = now - self._woke, crowd(self._folder)
             self._leftovers()
             if self._asked:
-                pause = self.idle(now - self._since, nodes=nodes, took=took)
+                pause = self.idle(now - self._since, nodes=nodes, took=min(self._took, took))
             else:
                 pause = self.idle(now - self._since, self._gap, nodes)
             pace_life(nodes)
             time.sleep(pause)
-            self._asked = True
+            self._took, self._asked = took if self._asked else 0.0, True
         else:
             time.sleep(seconds)
         self._woke = time.monotonic()
@@ -69,8 +68,8 @@ class Pauses:
     def idle(waited: float, gap: float = 0.0, nodes: int = 1, took: float = 0.0) -> float:
         """Return the pause of one of so many nodes after so many seconds without a message.
 
-        `gap`: how long the last message took to come, if none was asked for yet. `took`: how long the last question
-        took to be answered.
+        `gap`: how long the last message took to come, if none was asked for yet. `took`: how long each of the last
+        two questions took to be answered.
 
         >>> [round(Pauses.idle(waited), 2) for waited in (0.0, 10.0, 1000.0)]
         [0.4, 1.5, 3.0]
@@ -104,6 +103,7 @@ def crowd(folder: Path | None) -> int:
 
 def pace_life(nodes: int) -> None:
     """Let this process's SuperNodes give signs of life as one of so many nodes."""
+    from flwr.common import constant
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection
 
