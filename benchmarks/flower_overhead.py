@@ -142,8 +142,9 @@ def main() -> None:
         (folder / "keys").mkdir()
         flower = f'\n[flower]\naddress = "127.0.0.1:{port}"\ncerts = "{folder}/certs"\nkeys = "{folder}/keys"\n'
         text = re.sub(r"^rounds = \d+$", f"rounds = {arguments.rounds}", text, flags=re.MULTILINE)
-        combine = f"\n[combine]\nweight_bits = {arguments.weight_bits}\n"
-        (folder / "run.toml").write_text(f"{text}{combine}{flower}wait = 600.0\n")
+        bits = f"[combine]\nweight_bits = {arguments.weight_bits}\n"
+        text = text.replace("[combine]\n", bits) if "[combine]\n" in text else f"{text}\n{bits}"
+        (folder / "run.toml").write_text(f"{text}{flower}wait = 600.0\n")
         relays, nodes = {}, []
         for node in config.nodes:
             relay = relays[node.name] = Relay(port)

@@ -17,9 +17,10 @@ import pytest
 from flwr.app import Error, Message
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
+from flwr.supercore.retry import http_retry
 
 from fpld.cli import main
-from fpld.engines.flower import duties, fleet
+from fpld.engines.flower import duties, fleet, returning
 from fpld.engines.flower.apart import ApartError, apart
 from fpld.engines.flower.fleet import SiteClient
 from fpld.engines.flower.home import open_home
@@ -141,6 +142,33 @@ def test_a_node_that_was_killed_signs_off_what_is_left_of_it(tmp_path: Path, mon
     link.alive = True
     with pytest.raises(httpx.HTTPStatusError):
         client(link).ActivateNode(ActivateNodeRequest())
+
+
+@pytest.mark.parametrize(("errors", "status", "tries"), [(3, 500, 4), (9, 500, 4), (9, 404, 1)])
+def test_an_internal_error_of_the_superlink_is_not_the_end(
+    errors: int, status: int, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that is locked for a moment ends no run; one that stays so does, and what is refused is refused."""
+    for name in ("RetryInvoker", "MAX_RETRY_DELAY"):
+        monkeypatch.setattr(http_retry, name, getattr(http_retry, name))
+    monkeypatch.setattr(returning, "TROUBLE_WAITS", (0.01, 0.01, 0.01))
+    returning.hurry()
+    tried = 0
+
+    def ask() -> str:
+        nonlocal tried
+        tried += 1
+        if tried <= errors:
+            httpx.Response(status, request=httpx.Request("POST", "http://localhost/")).raise_for_status()
+        return "an answer"
+
+    invoker = http_retry.make_simple_http_retry_invoker()
+    if errors < tries:
+        assert invoker.invoke(ask) == "an answer"
+    else:
+        with pytest.raises(httpx.HTTPStatusError):
+            invoker.invoke(ask)
+    assert tried == tries
 
 
 def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import time
 from typing import TYPE_CHECKING, Any
+
+import httpx
 
 from fpld.errors import ProtocolError, ran_out
 
@@ -10,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LONGEST_WAIT = 4  # seconds between two attempts to reach a SuperLink that is away; Flower's own are longer
+TROUBLE_WAITS = 1.0, 2.0, 4.0  # seconds at most after each of a SuperLink's first internal errors
 PIECE_WAITS = 0.3, 2.0  # seconds between two looks for a piece of a message, first and at most
 
 
@@ -24,13 +29,26 @@ def hurry(longest: float = LONGEST_WAIT) -> None:
     from flwr.supercore.retry.retry_invoker import RetryInvoker
 
     class Invoker(RetryInvoker):
-        """Give up at once when it is this machine that lacks something: nobody else's return would help."""
+        """Give up at once when it is this machine that lacks something: nobody else's return would help.
+
+        But not at a SuperLink's first error: its database may be locked for a moment, by a thousand nodes.
+        """
 
         def __init__(self, *arguments: Any, should_giveup: Callable[[Exception], bool], **named: Any) -> None:
             def hopeless(error: Exception) -> bool:
                 return ran_out(error) is not None or should_giveup(error)
 
             super().__init__(*arguments, should_giveup=hopeless, **named)
+
+        def invoke(self, target: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            for wait in TROUBLE_WAITS:
+                try:
+                    return super().invoke(target, *arguments, **named)
+                except httpx.HTTPStatusError as error:
+                    if error.response.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
+                        raise
+                time.sleep(random.uniform(0.5, 1.0) * wait)  # noqa: S311 - moments, no secrets
+            return super().invoke(target, *arguments, **named)
 
     http_retry.RetryInvoker = Invoker  # type: ignore[attr-defined, assignment]
     http_retry.MAX_RETRY_DELAY = min(http_retry.MAX_RETRY_DELAY, longest)  # type: ignore[attr-defined, assignment]
