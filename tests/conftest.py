@@ -18,19 +18,19 @@ settings.load_profile("fpld")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let each of several workers begin with slow tests, and end with quick ones, of which others can take some over.
 
-    Every other worker begins with tests that wait for other processes: the rest keeps the processors busy meanwhile.
+    Every other worker begins with tests that wait for other processes, its neighbour with the longest of the others.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers == 1:
         return
-    waits = [item for item in items if item.get_closest_marker("waits")]
-    slow = [item for item in items if item.get_closest_marker("slow") and not item.get_closest_marker("waits")]
-    quick = iter([item for item in items if not (item.get_closest_marker("slow") or item.get_closest_marker("waits"))])
-    shares, lanes, whole = [1 + lane % 2 for lane in range(workers)], list[pytest.Item](), len(items)
+    kinds: dict[str, list[pytest.Item]] = {"waits": [], "long": [], "slow": [], "": []}
+    for item in items:
+        kinds[next((name for name in kinds if name and item.get_closest_marker(name)), "")].append(item)
+    quick, lanes, whole = iter(kinds[""]), list[pytest.Item](), len(items)
     for lane in range(workers):
-        share = list(waits[lane // 2 :: (workers + 1) // 2]) if lane % 2 == 0 else []
-        start, end = (len(slow) * sum(shares[:number]) // sum(shares) for number in (lane, lane + 1))
-        share += slow[start:end]
+        first = kinds["long" if lane % 2 else "waits"][lane // 2 :: (workers + 1 - lane % 2) // 2]
+        start, end = (len(kinds["slow"]) * number // workers for number in (lane, lane + 1))
+        share = [*first, *kinds["slow"][start:end]]
         size = (whole - len(lanes)) // (workers - lane)  # what pytest-xdist gives to this worker
         lanes += [*share, *islice(quick, max(size - len(share), 0))]
     items[:] = [*lanes, *quick]

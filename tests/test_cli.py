@@ -111,6 +111,7 @@ def test_reproduce_writes_what_it_prints(capsys: pytest.CaptureFixture[str], tmp
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_reproduce_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The exit code 0 says that every claim of the paper holds, at its sizes, with another seed than the docs'."""
     rows = run_json(capsys, "reproduce", "all", "--seed", "7", "--out", str(tmp_path))["rows"]

@@ -44,6 +44,7 @@ def follow(page: str, folder: Path, *changes: tuple[str, str]) -> str:
     return shown
 
 
+@pytest.mark.long
 def test_a_federation_of_your_own_text(tmp_path: Path) -> None:
     shown = follow("tutorials/own-text", tmp_path, *SHORTER)
     found = losses(tmp_path / "runs/mine")
@@ -53,6 +54,7 @@ def test_a_federation_of_your_own_text(tmp_path: Path) -> None:
     assert (tmp_path / "runs/mine/report/report.html").exists()
 
 
+@pytest.mark.long
 def test_a_pretrained_model(tmp_path: Path) -> None:
     follow("tutorials/pretrained", tmp_path, ("range(200)", "range(80)"), ("steps = 60", "steps = 30"))
     found = losses(tmp_path / "runs/adapted")

@@ -92,6 +92,7 @@ def test_models_are_scored_by_what_they_make_likelier() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_audit_finds_canaries_and_private_training_hides_them(
     config_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.kill_and_resume import Undisturbed, command, damaged, differing, finish, undisturbed
 from tests.federation.conftest import CONFIG, write_texts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 class Long(NamedTuple):

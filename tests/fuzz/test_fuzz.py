@@ -33,6 +33,7 @@ def test_a_slice(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_payloads_with_every_index_of_the_kernels_checked() -> None:
     """In a process of its own: numba reads NUMBA_BOUNDSCHECK once. Compiling takes half a minute, the first time."""
     command = [
