@@ -6,6 +6,7 @@ library says so.
 """
 
 import errno
+import os
 from typing import NamedTuple
 
 
@@ -95,6 +96,8 @@ def ran_out(error: BaseException | None) -> RanOut | None:
             return _BY_NUMBER[error.errno]
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return _THREADS
+        if isinstance(error, ImportError) and (found := ran_out_by(str(error))) is not None:  # of a shared library
+            return found
         error = error.__cause__ or error.__context__
     return None
 
@@ -105,4 +108,7 @@ def ran_out_by(text: str) -> RanOut | None:
     >>> ran_out_by("OSError: [Errno 24] Too many open files").what
     'no file handles are left'
     """
-    return next((what for number, what in _BY_NUMBER.items() if f"[Errno {number}]" in text), None)
+    for number, what in _BY_NUMBER.items():
+        if f"[Errno {number}]" in text or os.strerror(number) in text:
+            return what
+    return None

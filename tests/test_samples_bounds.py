@@ -194,7 +194,7 @@ def test_nothing_sent_is_the_prior() -> None:
 @pytest.mark.slow
 def test_without_numba_the_bytes_are_the_same() -> None:
     """The kernels as plain Python: what a site without numba sends."""
-    assert without_numba("tests.test_samples", "small") == small()
+    assert without_numba("tests.test_samples_bounds", "small") == small()
 
 
 def small() -> list[str]:
