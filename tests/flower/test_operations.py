@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,10 +21,11 @@ from fpld.engines.flower import aggregator, journal
 from fpld.engines.flower.certs import make_certificates
 from fpld.engines.flower.children import Children
 from fpld.engines.flower.expiry import clock_difference, ending
+from fpld.engines.flower.headroom import note_lack
 from fpld.engines.flower.journal import Journal, follow, note
 from fpld.engines.flower.presence import hold
 from fpld.engines.flower.processes import Child, LaunchError
-from fpld.errors import InputError, ResourceError, StorageError
+from fpld.errors import InputError, ResourceError, StorageError, ran_out, ran_out_by
 from fpld.federation.status import RESERVE, Status
 from fpld.report.standing import metrics, standing
 from fpld.storage.files import storage_error
@@ -175,6 +178,25 @@ def test_what_ran_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(aggregator, "LEAST_SPACE", 1 << 62)
     with pytest.raises(StorageError, match="are needed: free some space, and go on with --resume"):
         aggregator.check_space(tmp_path)
+
+
+def test_what_a_process_lacks_is_written_down_when_its_errors_do_not_say_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Flower's own error for a message that could not be sent hides why."""
+    note_lack()
+    assert capfd.readouterr().err == ""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    try:
+        note_lack()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    found = ran_out_by(capfd.readouterr().err)
+    assert found is not None
+    assert found.what == "no file handles are left"
+    library = ImportError("libx.so: cannot open shared object file: Too many open files")
+    assert ran_out(library) == found
 
 
 def test_a_run_that_is_killed_twice_in_a_round_is_not_started_again(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Whether a process has memory left to go on.
+"""Whether a process has memory and file handles left to go on.
 
 Python waits for ever for a thread that finds no memory when it begins. So who starts threads looks first.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
@@ -29,6 +30,17 @@ def check_room() -> None:
         mmap.mmap(-1, ROOM).close()
     except OSError:
         raise MemoryError from None
+
+
+def note_lack() -> None:
+    """Write down on standard error what this process lacks, if anything: errors of Flower's do not always say it."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        check_room()
+    except MemoryError:
+        sys.stderr.write(f"{os.strerror(errno.ENOMEM)}\n")
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
 
 
 def watch_room(out: Path) -> None:

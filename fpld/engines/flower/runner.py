@@ -25,7 +25,7 @@ from fpld import config as configuration
 from fpld._check import listed
 from fpld.engines.flower.children import Job
 from fpld.engines.flower.control import AwayError, Control
-from fpld.engines.flower.headroom import watch_room
+from fpld.engines.flower.headroom import note_lack, watch_room
 from fpld.engines.flower.identity import PublicKeys
 from fpld.engines.flower.journal import Journal
 from fpld.engines.flower.keys import is_revoked, public_file
@@ -107,7 +107,11 @@ def run(job: Job, app: ServerApp) -> None:
         raise ProtocolError("this version of Flower runs apps in another way")
 
     def ours(*, grid: Any, context: Any, **_served: Any) -> Any:
-        return original(grid, context, "", loaded_server_app=app)
+        try:
+            return original(grid, context, "", loaded_server_app=app)
+        except Exception:
+            note_lack()
+            raise
 
     module.run_ = ours
     certificates = None if job.ca is None else Path(job.ca).read_bytes()
