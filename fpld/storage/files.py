@@ -115,6 +115,8 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: give the path of an existing file or folder") from None
     except OSError as error:
+        if ran_out(error) is not None:  # of this machine, and nothing is wrong with the file
+            raise storage_error(path, error) from error
         raise InputError(f"{path} cannot be read ({error.strerror}): check its type and permissions") from error
 
 

@@ -28,7 +28,7 @@ from fpld.engines.flower.processes import Child, LaunchError
 from fpld.errors import InputError, ResourceError, StorageError, ran_out, ran_out_by
 from fpld.federation.status import RESERVE, Status
 from fpld.report.standing import metrics, standing
-from fpld.storage.files import storage_error
+from fpld.storage.files import read_json, storage_error
 from fpld.storage.folder import RunFolder
 from tests.test_package import ROOT
 
@@ -190,6 +190,8 @@ def test_what_a_process_lacks_is_written_down_when_its_errors_do_not_say_it(capf
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
     try:
         note_lack()
+        with pytest.raises(StorageError, match="no file handles are left"):
+            read_json(ROOT / "pyproject.toml", "any")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     found = ran_out_by(capfd.readouterr().err)
