@@ -79,7 +79,7 @@ wait = 600.0
 """
 NODE = '\n[[nodes]]\nname = "{name}"\ncontext_bits = 60.0\ndata = "{folder}/texts/{name}"\n'
 PROBE = "1940-1969"
-PARTS = {"serverapp": b"fpld.engines.flower.runner", "superlink": b"flower-superlink"}
+PARTS = {"serverapp": b"fpld.engines.flower.runner", "superlink": b"flower.superlink"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -2,15 +2,15 @@
 
     python -m benchmarks.fleet_nodes FOLDER      (with FOLDER/nodes/NAME/node.toml, one for each node)
 
-Each node has an id, a connection, signs of life and questions for messages of its own, by Flower's own client. Each
+Each node has an id, connections, signs of life and questions for messages of its own, by the client of real nodes. Each
 proves who it is to the aggregator with its own secret. The first node is whole: it trains on its text. Every other
 codes the first one's logits under its own plan, and says the first one's losses.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
+import resource
 import sys
 import threading
 import time
@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from flwr.app import Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode import fleet_http_connection
 
 from fpld.codecs import ArrayPrior
 from fpld.engines.flower import duties
 from fpld.engines.flower.home import NodeFile, open_home
 from fpld.engines.flower.identity import Letter, write_letter
 from fpld.engines.flower.payload import FRAME, LETTER, STUDENT, names, pack, unpack, unpack_files, unpack_task
-from fpld.engines.flower.polling import Pauses, pace_life
+from fpld.engines.flower.polling import pace_life
+from fpld.engines.flower.waiting import WaitingClient
 from fpld.federation.keep import OWN
 from fpld.federation.predictions import Predictions
 from fpld.federation.probes import round_probe
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fpld.protocol import Task
 
 THREADS = 6
+_AGAIN = 2.0  # seconds until a node tries again what went wrong
 _WAIT = 0.2  # seconds until a node looks again for what the first one must do before it
 
 
@@ -106,37 +108,50 @@ def _kind(content: RecordDict) -> str:
     return f"train {body['round']}" if body["kind"] == "train" else str(body["kind"])
 
 
-@dataclass(order=True)
+class Client(WaitingClient):
+    """A node's connections; the last one that was made is that of the node that signs on."""
+
+    made: Client
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        Client.made = self
+
+
+@dataclass
 class Node:
-    """One of the nodes: its connection, and when it asks next."""
+    """One of the nodes, with its connections."""
 
-    due: float
     index: int
-    file: Path = field(compare=False)
-    first: First = field(compare=False)
-    calls: Any = field(compare=False, default=None)
-    since: float = field(compare=False, default=0.0)
-    message: Message | None = field(compare=False, default=None)
-    files: bool = field(compare=False, default=False)
-    crowd: int = field(compare=False, default=1)
-    secrets: dict[bytes, bytes] = field(compare=False, default_factory=dict)
+    file: Path
+    first: First
+    calls: Any  # of Flower's connection, the node's id first
+    client: Any  # the same connection's, which can wait
+    files: bool = False
+    secrets: dict[bytes, bytes] = field(default_factory=dict)
 
-    def step(self) -> None:
-        """Ask for a message, answer it if there is one, and say when to ask again."""
-        begun = time.monotonic()
-        message = self.message or self._receive()
-        now = time.monotonic()
-        if message is None:
-            self.due = now + Pauses.idle(now - self.since, nodes=self.crowd, took=now - begun)
-            return
-        reply = self._reply(message.content)
-        self.message = message if reply is None else None
-        if reply is None:
-            self.due = now + _WAIT
-            return
-        self._send(Message(reply, reply_to=message))
-        self.since = time.monotonic()
-        self.due = self.since + Pauses.idle(0.0, nodes=self.crowd)
+    def work(self, turns: threading.Semaphore) -> None:
+        """Wait for messages and answer them, for ever; only so many nodes work at once."""
+        while True:
+            try:
+                with turns:
+                    message = self._receive()
+                if message is None:
+                    while self.client.wait(self.calls[0]) is False:
+                        pass
+                else:
+                    self._answer(message, turns)
+            except Exception as error:  # a run that has ended, a SuperLink that is busy: as a SuperNode, try again
+                print(f"{self.file.parent.name}: {type(error).__name__}: {error}", flush=True)
+                time.sleep(_AGAIN)
+
+    def _answer(self, message: Message, turns: threading.Semaphore) -> None:
+        while True:
+            with turns:
+                if (reply := self._reply(message.content)) is not None:
+                    self._send(Message(reply, reply_to=message))
+                    return
+            time.sleep(_WAIT)
 
     def _receive(self) -> Message | None:
         _, receive, _, _, _, pull, _, confirm = self.calls
@@ -159,8 +174,7 @@ class Node:
         letter = Letter.parse(unpack(content, "letter", LETTER)).body
         key = self._secret(bytes.fromhex(letter["session"]))
         if letter["kind"] == "join":
-            self.crowd = int(letter["nodes"])
-            pace_life(self.crowd)
+            pace_life(int(letter["nodes"]))
             missing = [] if self.files else letter["files"]
             answer = {"kind": "joined", "name": self.file.parent.name, "challenge": letter["challenge"]}
             more = {"missing": missing, "wire": VERSION, "student": None, "instance": ""}
@@ -206,50 +220,27 @@ def _whole(pull: Callable[[], bytes]) -> bytes:
             time.sleep(0.3)
 
 
-class Fleet:
-    """All nodes, each in its turn, by a few threads."""
-
-    def __init__(self, nodes: list[Node]) -> None:
-        self._due = nodes
-        heapq.heapify(self._due)
-        self._changed = threading.Condition()
-
-    def work(self) -> None:
-        """Take the node that is due first, again and again."""
-        while True:
-            with self._changed:
-                while not self._due or self._due[0].due > time.monotonic():
-                    self._changed.wait(0.05)
-                node = heapq.heappop(self._due)
-            try:
-                node.step()
-            except Exception as error:  # a run that has ended, a SuperLink that is busy: as a SuperNode, try again
-                print(f"{node.file.parent.name}: {type(error).__name__}: {error}", flush=True)
-                node.due, node.message = time.monotonic() + 2.0, None
-            with self._changed:
-                heapq.heappush(self._due, node)
-                self._changed.notify()
-
-
 def main() -> None:
     """Sign all nodes on, and let them work until this process is ended."""
     folder = Path(sys.argv[1])
     files = sorted(folder.glob("nodes/*/node.toml"))
     address, first = NodeFile.read(files[0]).address, First(open_home(files[0]))
-    stack, nodes = ExitStack(), []
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    fleet_http_connection.FleetHttpClient = Client  # type: ignore[attr-defined]
+    stack, turns = ExitStack(), threading.Semaphore(THREADS)
+    threads = []
     for index, file in enumerate(files):
-        calls = stack.enter_context(http_request_response(address, insecure=True))
-        now = time.monotonic()
-        nodes.append(Node(now, index, file, first, calls, now))
-    print(f"{len(nodes)} nodes are connected", flush=True)
-    fleet = Fleet(nodes)
-    threads = [threading.Thread(target=fleet.work, daemon=True) for _ in range(THREADS)]
+        calls = stack.enter_context(fleet_http_connection.http_request_response(address, insecure=True))
+        node = Node(index, file, first, calls, Client.made)
+        threads.append(threading.Thread(target=node.work, args=(turns,), daemon=True))
+    print(f"{len(threads)} nodes are connected", flush=True)
     for thread in threads:
         thread.start()
     try:
         threads[0].join()
     finally:
-        os._exit(0)  # a thousand threads that send signs of life are not waited for
+        os._exit(0)  # a thousand threads that wait are not waited for
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class Lab:
         return time.time(), self._listening(now=True)
 
     def _superlink(self, _name: str) -> tuple[float, float]:
-        (identity,) = self.machines.processes(holding="flower-superlink")
+        (identity,) = self.machines.processes(holding="flower.superlink")
         begun = time.time()
         os.kill(identity, signal.SIGKILL)
         self._listening(now=False)

@@ -26,7 +26,7 @@ class FleetGrid(InProcessGrid):
     def __init__(self, node_files: list[Path]) -> None:
         super().__init__(node_files)
         first = First(open_home(node_files[0]))
-        self._fleet = {100 + index: Node(0.0, index, file, first) for index, file in enumerate(node_files)}
+        self._fleet = {100 + index: Node(index, file, first, None, None) for index, file in enumerate(node_files)}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         identities = []

@@ -36,25 +36,38 @@ def test_many_nodes_ask_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert MOST_NODES * 0.03 <= 30
 
 
-def test_nodes_ask_less_often_while_the_superlink_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not know how many there are sees it by the answers.
+def test_a_node_that_can_wait_asks_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And does what else is to be done meanwhile; an answer at once, or an error, leads to a pause of its own."""
+    slept, looked, answers = list[float](), list[float](), [(0.5, False), (0.5, True), (0.0, True), (0.5, None)]
 
-    Sending a reply is no question, and one slow answer alone is none of a SuperLink that is busy.
-    """
-    now, slept = 0.0, list[float]()
+    def wait() -> bool | None:
+        took, found = answers.pop(0)
+        real(took)
+        return found
 
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        slept.append(seconds)
-        now += seconds
+    real = time.sleep
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(polling, "_LOOK", 0.1)
+    pauses = Pauses(wait=wait, meanwhile=lambda: looked.append(time.monotonic()))
+    pauses.sleep(3.0)
+    assert slept == []  # nothing came, then something did
+    assert len(looked) >= 5
+    pauses.sleep(3.0)
+    assert len(slept) == 1
+    pauses.sleep(3.0)
+    pauses.sleep(3.0)  # the SuperLink lets nobody wait: it is not asked again
+    assert (len(slept), answers) == (3, [])
 
-    monkeypatch.setattr(polling, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    pauses = Pauses()
-    questions = [(3.0, 0.0), (3.0, 0.8), (3.0, 0.9), (0.5, 0.0), (3.0, 60.0), (3.0, 60.0), (3.0, 0.01)]
-    for seconds, took in [*questions, (3.0, 1000.0), (3.0, 1000.0)]:
-        now += took
-        pauses.sleep(seconds)
-    assert slept == pytest.approx([0.4, 0.4, 8.0, 0.1, 3.0, 3.0, 3.0, 3.0, 30.0])
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_while_a_node_waits_is_no_end_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait() -> bool:
+        raise RuntimeError("closed")
+
+    slept = list[float]()
+    monkeypatch.setattr(time, "sleep", slept.append)
+    Pauses(wait=wait).sleep(3.0)
+    assert slept == pytest.approx([0.4], abs=0.1)
 
 
 def test_many_nodes_give_fewer_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A site's end of the connection to the SuperLink: let in at once when it comes back, and sparing with its uplink.
+"""A site's end of the connection to the SuperLink: let in at once when it comes back.
 
 A SuperLink holds a node that died for alive until two signs of life are missed, up to a minute, and turns its return
 away till then (HTTP 412). Whoever holds the site's lock knows that no other process of this site is there: so it signs
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import httpx
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supernode import fleet_http_connection
-from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fpld.engines.flower.expiry import clock_difference
 from fpld.engines.flower.presence import CONTACT
+from fpld.engines.flower.waiting import WaitingClient
 from fpld.errors import SPACE, FpldError, ProtocolError, ran_out
 from fpld.storage.files import write_atomic
 
@@ -41,24 +41,18 @@ if TYPE_CHECKING:
 SEAT = "seat.json"
 NOTICED = 3.0  # seconds off: an aggregator of up to 600 nodes looks more often than that
 _HELD = 412
-_NEEDLESS = (
-    "Accept-Encoding",
-    "Connection",
-    "User-Agent",
-)  # no SuperLink asks for them
 
 log = logging.getLogger(__name__)
 
 
-class SiteClient(FleetHttpClient):
+class SiteClient(WaitingClient):
     """Flower's client, as a site uses it that has a folder."""
 
     folder: Path
+    signed_on: tuple[SiteClient, int] | None = None  # this process's one, with the node's id
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        for name in _NEEDLESS:
-            self._client.headers.pop(name, None)
         self._uncertain: set[tuple[str, str]] = set()
 
     def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - Flower's name
@@ -78,7 +72,14 @@ class SiteClient(FleetHttpClient):
             time.sleep(NOTICED)
             response = super().ActivateNode(request)
         _write(self.folder / SEAT, response.node_id)
+        SiteClient.signed_on = self, response.node_id
         return response
+
+    def wait(self, node: int) -> bool | None:
+        """Wait for a message."""
+        found = super().wait(node)
+        sign(self.folder.parent / CONTACT)
+        return found
 
     def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:  # noqa: N802
         """Ask for messages; a message that got lost with its answer would be waited for: then the node begins anew."""
@@ -108,6 +109,17 @@ def use_site_client(folder: Path) -> None:
         raise ProtocolError("this version of Flower reaches a SuperLink in another way")
     SiteClient.folder = folder
     fleet_http_connection.FleetHttpClient = SiteClient
+
+
+def wait_for_message() -> bool | None:
+    """Let this process's SuperNode wait; return whether to ask for a message, None if it cannot wait."""
+    if SiteClient.signed_on is None:
+        return None
+    client, node = SiteClient.signed_on
+    try:
+        return client.wait(node)
+    except httpx.HTTPError:
+        return True  # who asks hears what is wrong
 
 
 def sign(path: Path) -> None:

@@ -3,7 +3,7 @@
 `fpld node` starts a SuperNode with a folder on the path whose `sitecustomize` calls `pin`, in each of its processes:
 
 - the app is that of the package that is installed at the site: none of the code that comes with a run is ever imported;
-- the SuperNode signs off what is left of the one before it, and looks for messages more often while a run goes on
+- the SuperNode signs off what is left of the one before it, and waits for messages at the SuperLink
   (`fpld.engines.flower.fleet`, `fpld.engines.flower.polling`);
 - the SuperExec hands messages to a process that has done all imports (`fpld.engines.flower.spawner`).
 
@@ -53,10 +53,10 @@ def pin() -> None:
 
     hurry()
     if program == "flower-supernode":
-        from fpld.engines.flower.fleet import use_site_client
+        from fpld.engines.flower.fleet import use_site_client, wait_for_message
         from fpld.engines.flower.polling import poll_often
 
-        poll_often(Path(folder).parent)
+        poll_often(Path(folder).parent, wait_for_message)
         use_site_client(Path(folder))
     elif spawner is not None:
         spawner.take_over()

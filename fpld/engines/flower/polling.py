@@ -1,20 +1,21 @@
-"""How often a SuperNode asks for messages: often when one is due, rarely when nothing happens.
+"""When a SuperNode asks for messages: when there is one, if the SuperLink lets it wait, and else from time to time.
 
 Flower's own loop asks every three seconds, and looks for a finished reply every half second. Each question takes about
-a kilobyte of a thin uplink. The rounds of a run are much alike: so a node waits for most of the time that the last
-message took to come before it asks at all, and never for more than three seconds. From then on pauses grow with the
-time for which there was nothing: a message that comes after T seconds waits for 0.15 T more at most.
+a kilobyte of a thin uplink. With the SuperLink of `fpld aggregator` a node asks once and is told when to ask again
+(`fpld.engines.flower.waiting`).
 
-A question takes a SuperLink some 12 ms, whatever the answer: a few hundred nodes that ask every three seconds leave it
-no time for anything else. So the pauses of many nodes are longer, 30 ms for each; the aggregator says how many. Signs
-of life are questions too: from 250 nodes on there are fewer. And as long as nobody has said how many there are, a
-question that was answered slowly, after another such, says that others wait as well: the pause is ten times as long.
-One alone may have waited for a SuperLink that was started again.
+Any other SuperLink answers at once. The rounds of a run are much alike: so a node waits for most of the time that the
+last message took to come before it asks at all, and never for more than three seconds. From then on pauses grow with
+the time for which there was nothing: a message that comes after T seconds waits for 0.15 T more at most. A question
+takes a SuperLink some 12 ms, whatever the answer: so the pauses of many nodes are longer, 30 ms for each; the
+aggregator says how many. Signs of life are questions too: from 250 nodes on there are fewer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -28,20 +29,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _IDLE, _REPLY = 3.0, 0.5  # seconds that Flower's loop waits: for a message, and for a reply of this node's own process
-SHARE, LEAST, OWN, EACH, BUSY = 0.15, 0.4, 0.1, 0.03, 10
+SHARE, LEAST, OWN, EACH = 0.15, 0.4, 0.1, 0.03
 SIGN = 0.12  # seconds between two signs of life, for each node; a node is gone after twice as long without one
 EARLY = 0.7  # the part of the last time between two messages in which nothing is asked
 MOST_NODES = 1000  # that a SuperNode believes in: no word of an aggregator makes it silent for long
 CROWD = "crowd"
+_LOOK = 1.0  # seconds between two looks at what goes on meanwhile
 _LIFE = "HEARTBEAT_DEFAULT_INTERVAL"  # Flower's name of the seconds between two signs of life
 
 
 class Pauses:
-    """The clock of a SuperNode's loop."""
+    """The clock of a SuperNode's loop.
 
-    def __init__(self, folder: Path | None = None, leftovers: Callable[[], None] = lambda: None) -> None:
-        self._since, self._folder, self._leftovers = time.monotonic(), folder, leftovers
-        self._gap, self._asked, self._took, self._woke = 0.0, False, 0.0, time.monotonic()
+    `wait` waits for a message at the SuperLink, and returns whether to ask for it, None if nobody waits there;
+    `meanwhile` is called from time to time.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        wait: Callable[[], bool | None] = lambda: None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._since, self._folder, self._wait, self._meanwhile = time.monotonic(), folder, wait, meanwhile
+        self._gap, self._asked, self._waits = 0.0, False, True
 
     def sleep(self, seconds: float) -> None:
         """Wait in the place of `time.sleep`: shorter while something goes on."""
@@ -51,25 +63,45 @@ class Pauses:
             self._since = now
             time.sleep(OWN)
         elif seconds == _IDLE:
-            took, nodes = now - self._woke, crowd(self._folder)
-            self._leftovers()
-            if self._asked:
-                pause = self.idle(now - self._since, nodes=nodes, took=min(self._took, took))
-            else:
-                pause = self.idle(now - self._since, self._gap, nodes)
+            nodes = crowd(self._folder)
             pace_life(nodes)
-            time.sleep(pause)
-            self._took, self._asked = took if self._asked else 0.0, True
+            self._meanwhile()
+            if not self._rung(now):
+                time.sleep(self.idle(now - self._since, 0.0 if self._asked else self._gap, nodes))
+            self._asked = True
         else:
             time.sleep(seconds)
-        self._woke = time.monotonic()
+
+    def _rung(self, begun: float) -> bool:
+        """Wait at the SuperLink; return whether that took a while: an answer at once is none to go by."""
+        answer: bool | None = False
+        while answer is False and self._waits:  # nothing came: wait on, without a question
+            answer = self._answer()
+            self._waits = answer is not None
+        return bool(answer) and time.monotonic() - begun > LEAST
+
+    def _answer(self) -> bool | None:
+        """Return the answer to a question that is held; it is asked beside, for a loop that has other things to do."""
+        answers = queue.SimpleQueue[bool | None]()
+
+        def ask() -> None:
+            found: bool | None = True  # also after an error: the next question meets it again
+            try:
+                found = self._wait()
+            finally:
+                answers.put(found)
+
+        threading.Thread(target=ask, daemon=True).start()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=_LOOK)
+            self._meanwhile()
 
     @staticmethod
-    def idle(waited: float, gap: float = 0.0, nodes: int = 1, took: float = 0.0) -> float:
+    def idle(waited: float, gap: float = 0.0, nodes: int = 1) -> float:
         """Return the pause of one of so many nodes after so many seconds without a message.
 
-        `gap`: how long the last message took to come, if none was asked for yet. `took`: how long each of the last
-        two questions took to be answered.
+        `gap`: how long the last message took to come, if none was asked for yet.
 
         >>> [round(Pauses.idle(waited), 2) for waited in (0.0, 10.0, 1000.0)]
         [0.4, 1.5, 3.0]
@@ -77,11 +109,8 @@ class Pauses:
         [0.4, 1.4, 3.0]
         >>> Pauses.idle(10.0, nodes=500)
         15.0
-        >>> Pauses.idle(10.0, took=0.5)
-        5.0
         """
-        crowded = max(EACH * nodes, min(BUSY * took, EACH * MOST_NODES))
-        return max(min(max(LEAST, SHARE * waited, EARLY * gap), _IDLE), crowded)
+        return max(min(max(LEAST, SHARE * waited, EARLY * gap), _IDLE), EACH * nodes)
 
 
 def note_crowd(folder: Path, nodes: object) -> None:
@@ -111,7 +140,7 @@ def pace_life(nodes: int) -> None:
         setattr(module, _LIFE, max(constant.HEARTBEAT_DEFAULT_INTERVAL, SIGN * nodes))
 
 
-def poll_often(folder: Path) -> None:
+def poll_often(folder: Path, wait: Callable[[], bool | None]) -> None:
     """Let the SuperNode of this process wait by `Pauses`; the site's folder says of how many it is one."""
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection
@@ -121,4 +150,5 @@ def poll_often(folder: Path) -> None:
         raise ProtocolError("this version of Flower waits for messages in another way")
     if not (hasattr(heartbeat, _LIFE) and hasattr(fleet_http_connection, _LIFE)):
         raise ProtocolError("this version of Flower gives signs of life in another way")
-    loop.time = SimpleNamespace(sleep=Pauses(folder, Leftovers(loop).send).sleep)
+    pauses = Pauses(folder, wait=wait, meanwhile=Leftovers(loop).send)
+    loop.time = SimpleNamespace(sleep=pauses.sleep)
