@@ -183,14 +183,14 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "_exit", leave)
     answers: list[httpx.Response | Exception] = []
 
-    def link(_request: httpx.Request) -> httpx.Response:
+    def link(request: httpx.Request) -> httpx.Response:
+        assert "user-agent" not in request.headers
         found = answers.pop(0)
         if isinstance(found, Exception):
             raise found
         return found
 
     client = SiteClient.from_server_address("localhost:1", True, None, [])
-    assert "user-agent" not in client._client.headers
     client._client = httpx.Client(transport=httpx.MockTransport(link))
     request = PushObjectRequest(session_id="s", object_id="o")
     refused = httpx.Response(200, content=PushObjectResponse(stored=False).SerializeToString())

@@ -59,7 +59,6 @@ def test_a_node_that_can_wait_asks_when_it_is_told_to(monkeypatch: pytest.Monkey
     assert (len(slept), answers) == (3, [])
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_while_a_node_waits_is_no_end_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     def wait() -> bool:
         raise RuntimeError("closed")

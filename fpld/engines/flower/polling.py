@@ -14,6 +14,7 @@ aggregator says how many. Signs of life are questions too: from 250 nodes on the
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -27,6 +28,8 @@ from fpld.storage.files import write_atomic
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _IDLE, _REPLY = 3.0, 0.5  # seconds that Flower's loop waits: for a message, and for a reply of this node's own process
 SHARE, LEAST, OWN, EACH = 0.15, 0.4, 0.1, 0.03
@@ -85,11 +88,11 @@ class Pauses:
         answers = queue.SimpleQueue[bool | None]()
 
         def ask() -> None:
-            found: bool | None = True  # also after an error: the next question meets it again
             try:
-                found = self._wait()
-            finally:
-                answers.put(found)
+                answers.put(self._wait())
+            except Exception as error:  # whatever it is: the next question meets it again
+                log.warning("waiting for messages failed: %r", error)
+                answers.put(True)
 
         threading.Thread(target=ask, daemon=True).start()
         while True:
