@@ -30,6 +30,7 @@ _LONGEST = 120.0  # seconds for which an answer is held
 _LARGEST = 1 << 10  # bytes of a sign of life
 _KEPT = 75  # seconds for which a connection is kept that has nothing to do: longer than nodes keep it
 _HANDLES = 1 << 16  # open files at most: two connections for each node, and Flower's own
+_PIECES = 0.3  # seconds after which a message's pieces are stored too: who comes earlier asks for each in vain
 _LAST = 2  # seconds that requests have left when the SuperLink is told to end
 
 
@@ -62,7 +63,7 @@ class Bell:
             event = self._waiting.get(node)
         if event is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended: so have those who wait
-                self._loop.call_soon_threadsafe(event.set)
+                self._loop.call_soon_threadsafe(self._loop.call_later, _PIECES, event.set)
 
     @contextlib.contextmanager
     def waiting(self, node: int) -> Any:
