@@ -57,6 +57,9 @@ def test_a_node_that_can_wait_asks_when_it_is_told_to(monkeypatch: pytest.Monkey
     pauses.sleep(3.0)
     pauses.sleep(3.0)  # the SuperLink lets nobody wait: it is not asked again
     assert (len(slept), answers) == (3, [])
+    waits = iter([False] * 9)
+    Pauses(wait=lambda: next(waits)).sleep(3.0)  # from time to time it asks although nobody told it to
+    assert (len(slept), len(list(waits))) == (3, 5)
 
 
 def test_an_error_while_a_node_waits_is_no_end_of_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ class Link:
     def __init__(self, *, waits: bool = True) -> None:
         self.messages: dict[int, list[str]] = {}
         self.signs, self._clients = list[int](), ExitStack()
-        self.state = SimpleNamespace(store_message_ins=self._store, get_message_ins=self._get)
+        self.state = SimpleNamespace(store_message_and_object_tree=self._store, get_message_ins=self._get)
         self.bell = Bell(self.state)
         app: Any = Starlette(routes=[Route(LIFE, self._life, methods=["POST"])])
         self.port = free_port()
@@ -49,9 +49,8 @@ class Link:
             assert self._thread.is_alive()
             time.sleep(0.01)
 
-    def _store(self, message: Any) -> str:
+    def _store(self, message: Any, *_pieces: str) -> None:
         self.messages.setdefault(message.metadata.dst_node_id, []).append("message")
-        return "id"
 
     def _get(self, node_id: int, limit: int) -> list[str]:
         found = self.messages.get(node_id, [])[:limit]
@@ -67,7 +66,7 @@ class Link:
 
     def store(self, node: int) -> None:
         """Store a message for a node, as the process of a run does."""
-        self.state.store_message_ins(SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node)))
+        self.state.store_message_and_object_tree(SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node)), "", "")
 
     def ask(self, node: int) -> Any:
         """Ask for a node's message."""

@@ -37,6 +37,7 @@ SIGN = 0.12  # seconds between two signs of life, for each node; a node is gone 
 EARLY = 0.7  # the part of the last time between two messages in which nothing is asked
 MOST_NODES = 1000  # that a SuperNode believes in: no word of an aggregator makes it silent for long
 CROWD = "crowd"
+_HELD = 4  # waits in vain after which a node asks nevertheless
 _LOOK = 1.0  # seconds between two looks at what goes on meanwhile
 _LIFE = "HEARTBEAT_DEFAULT_INTERVAL"  # Flower's name of the seconds between two signs of life
 
@@ -77,11 +78,12 @@ class Pauses:
 
     def _rung(self, begun: float) -> bool:
         """Wait at the SuperLink; return whether that took a while: an answer at once is none to go by."""
-        answer: bool | None = False
-        while answer is False and self._waits:  # nothing came: wait on, without a question
-            answer = self._answer()
+        for _ in range(_HELD):
+            answer = self._answer() if self._waits else None
             self._waits = answer is not None
-        return bool(answer) and time.monotonic() - begun > LEAST
+            if answer is not False:  # else nothing came: wait on, without a question
+                return bool(answer) and time.monotonic() - begun > LEAST
+        return True
 
     def _answer(self) -> bool | None:
         """Return the answer to a question that is held; it is asked beside, for a loop that has other things to do."""

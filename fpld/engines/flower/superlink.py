@@ -42,12 +42,12 @@ class Bell:
         self._waiting: dict[int, asyncio.Event] = {}
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._store, self._get = state.store_message_ins, state.get_message_ins
-        state.store_message_ins, state.get_message_ins = self._storing, self._getting
+        self._store, self._get = state.store_message_and_object_tree, state.get_message_ins
+        state.store_message_and_object_tree, state.get_message_ins = self._storing, self._getting
 
-    def _storing(self, message: Any) -> Any:
-        found = self._store(message)
-        self._ring(message.metadata.dst_node_id)
+    def _storing(self, message: Any, *arguments: Any, **named: Any) -> Any:
+        found = self._store(message, *arguments, **named)
+        self._ring(message.metadata.dst_node_id)  # only now: whoever asks must find it
         return found
 
     def _getting(self, node_id: int, limit: int | None, **named: Any) -> Any:
@@ -171,7 +171,7 @@ async def _gone(receive: Receive) -> None:
 def _serve(app: Any, **named: Any) -> None:
     """Serve the SuperLink's application, in the place of uvicorn's own function."""
     state = app.state.linkstate_factory.state()
-    if not (hasattr(state, "store_message_ins") and hasattr(state, "get_message_ins")):
+    if not (hasattr(state, "store_message_and_object_tree") and hasattr(state, "get_message_ins")):
         raise ProtocolError("this version of Flower keeps messages in another way")
     waiting = Waiting(app, Bell(state))
     uvicorn.run(waiting, timeout_keep_alive=_KEPT, timeout_graceful_shutdown=_LAST, **named)
