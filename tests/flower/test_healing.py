@@ -16,6 +16,7 @@ import httpx
 import pytest
 from flwr.app import Error, Message
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.supercore.retry import http_retry
 
@@ -172,7 +173,7 @@ def test_an_internal_error_of_the_superlink_is_not_the_end(
 
 
 def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece whose first answer got lost counts as stored; where a message may be lost the node begins anew."""
+    """A piece whose first answer got lost counts as stored; where a message may be lost the node signs on anew."""
     monkeypatch.setattr(SiteClient, "folder", tmp_path / "pinned", raising=False)
     left: list[int] = []
 
@@ -181,10 +182,11 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
         raise SystemExit
 
     monkeypatch.setattr(os, "_exit", leave)
-    answers: list[httpx.Response | Exception] = []
+    answers, asked = list[httpx.Response | Exception](), list[str]()
 
     def link(request: httpx.Request) -> httpx.Response:
         assert "user-agent" not in request.headers
+        asked.append(request.url.path.rpartition("/")[2])
         found = answers.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -203,9 +205,21 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
     answers += [httpx.ConnectError("away"), httpx.ReadError("gone")]
     with pytest.raises(httpx.ConnectError):  # nothing was asked: it is tried again
         client.PullMessages(PullMessagesRequest())
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit):  # it has not signed on
         client.PullMessages(PullMessagesRequest())
     assert left == [1]
+    monkeypatch.setattr(SiteClient, "signed_on", None)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    on, heard = httpx.Response(200, content=ActivateNodeResponse(node_id=7).SerializeToString()), httpx.Response(200)
+    answers += [on, httpx.ReadError("gone"), httpx.ConnectError("away"), heard, on]
+    client.ActivateNode(ActivateNodeRequest(public_key=b"key"))
+    assert len(client.PullMessages(PullMessagesRequest()).messages_list) == 0
+    assert asked[-3:] == ["deactivate-node", "deactivate-node", "activate-node"]
+    answers += [httpx.ReadError("gone"), httpx.Response(401)]
+    with pytest.raises(SystemExit):  # its key is known no more
+        client.PullMessages(PullMessagesRequest())
+    assert client.SendNodeHeartbeat(SendNodeHeartbeatRequest()).success  # signed off: no sign of life leaves it
+    assert answers == []
 
 
 def test_a_node_without_file_handles_says_so_and_begins_anew(

@@ -207,3 +207,16 @@ def test_at_any_other_superlink_nobody_waits() -> None:
         assert link.client().wait(7) is None
     finally:
         link.stop()
+
+
+def test_a_superlink_looks_for_expired_tasks_from_time_to_time() -> None:
+    looked = list[int]()
+    state = SimpleNamespace(_cleanup_expired_task_tokens=lambda: looked.append(1))
+    superlink.clean_seldom(state, 0.05)
+    for _ in range(3):
+        state._cleanup_expired_task_tokens()
+    assert len(looked) == 1
+    time.sleep(0.06)
+    state._cleanup_expired_task_tokens()
+    assert len(looked) == 2
+    superlink.clean_seldom(SimpleNamespace())  # one that keeps tasks in another way

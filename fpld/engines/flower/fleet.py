@@ -12,17 +12,20 @@ import json
 import logging
 import os
 import platform
+import random
 import sys
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import httpx
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesResponse
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
 from flwr.supernode import fleet_http_connection
 
 from fpld.engines.flower.expiry import clock_difference
 from fpld.engines.flower.presence import CONTACT
+from fpld.engines.flower.returning import LONGEST_WAIT
 from fpld.engines.flower.waiting import WaitingClient
 from fpld.errors import SPACE, FpldError, ProtocolError, ran_out
 from fpld.storage.files import write_atomic
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
         ActivateNodeRequest,
         ActivateNodeResponse,
         PullMessagesRequest,
-        PullMessagesResponse,
     )
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 
 SEAT = "seat.json"
@@ -54,6 +57,8 @@ class SiteClient(WaitingClient):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._uncertain: set[tuple[str, str]] = set()
+        self._signing_on: ActivateNodeRequest | None = None
+        self._off = False
 
     def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - Flower's name
         """Sign on; where the SuperLink still holds who was here before for alive, sign that one off first."""
@@ -72,7 +77,7 @@ class SiteClient(WaitingClient):
             time.sleep(NOTICED)
             response = super().ActivateNode(request)
         _write(self.folder / SEAT, response.node_id)
-        SiteClient.signed_on = self, response.node_id
+        SiteClient.signed_on, self._signing_on = (self, response.node_id), request
         return response
 
     def wait(self, node: int) -> bool | None:
@@ -82,13 +87,37 @@ class SiteClient(WaitingClient):
         return found
 
     def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:  # noqa: N802
-        """Ask for messages; a message that got lost with its answer would be waited for: then the node begins anew."""
+        """Ask for messages; one that got lost with its answer would be waited for: then the node signs on anew."""
         try:
             response = super().PullMessages(request)
         except (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError) as error:
-            _leave(f"an answer of the SuperLink got lost ({error!r}), and perhaps a message with it")
+            self._sign_on_anew(f"an answer of the SuperLink got lost ({error!r}), and perhaps a message with it")
+            response = PullMessagesResponse()
         sign(self.folder.parent / CONTACT)
         return response
+
+    def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:  # noqa: N802
+        """Give a sign of life, unless this node is just signed off."""
+        return SendNodeHeartbeatResponse(success=True) if self._off else super().SendNodeHeartbeat(request)
+
+    def _sign_on_anew(self, why: str) -> None:
+        """Sign off and on again, as soon as the SuperLink is back: then what was asked for is asked again."""
+        if self._signing_on is None or SiteClient.signed_on is None:
+            _leave(why)
+        sys.stderr.write(f"WARNING: {why}: signing on anew\n")
+        self._off = True
+        while True:
+            try:
+                self.DeactivateNode(DeactivateNodeRequest(node_id=SiteClient.signed_on[1]))
+                time.sleep(NOTICED)
+                self.ActivateNode(self._signing_on)
+            except httpx.TransportError:
+                time.sleep(random.uniform(0.2, 1.0) * LONGEST_WAIT / 2)  # noqa: S311 - moments, no secrets
+            except httpx.HTTPStatusError as error:
+                _leave(f"{why}, and the node is not let in again ({error})")
+            else:
+                self._off = False
+                return
 
     def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:  # noqa: N802
         """Take a piece for stored that a SuperLink refuses the second time: only its first answer was lost."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import math
 import resource
 import threading
+import time
 from collections import Counter
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -24,6 +26,8 @@ from fpld.engines.flower.waiting import ASK, DOT, LIFE, NOTHING, SIGN, WAITS
 from fpld.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _LONGEST = 120.0  # seconds for which an answer is held
@@ -168,9 +172,29 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+def clean_seldom(state: Any, seconds: float = 1.0) -> None:
+    """Let a SuperLink look for tasks that have expired once a second, and not with every piece of a message.
+
+    Each look writes to its database, which one request can do at a time.
+    """
+    clean: Callable[[], None] | None = getattr(state, "_cleanup_expired_task_tokens", None)
+    if clean is None:  # a SuperLink that does otherwise
+        return
+    last = -math.inf
+
+    def cleaning() -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            clean()
+
+    state._cleanup_expired_task_tokens = cleaning
+
+
 def _serve(app: Any, **named: Any) -> None:
     """Serve the SuperLink's application, in the place of uvicorn's own function."""
     state = app.state.linkstate_factory.state()
+    clean_seldom(state)
     if not (hasattr(state, "store_message_and_object_tree") and hasattr(state, "get_message_ins")):
         raise ProtocolError("this version of Flower keeps messages in another way")
     waiting = Waiting(app, Bell(state))
