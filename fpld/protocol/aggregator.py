@@ -20,7 +20,7 @@ from fpld.codecs.prior import ranges
 from fpld.errors import FrameError, InputError, QuorumError
 from fpld.protocol.asking import is_ask, read_ask
 from fpld.protocol.combine import Combined, combine
-from fpld.protocol.learning import Learner, RoundObserver
+from fpld.protocol.learning import Learner, RoundObserver, Tables
 from fpld.protocol.messages import Against, Broadcast, Task, base_digest
 from fpld.protocol.replies import Replies
 from fpld.protocol.spool import MEMORY, Spool
@@ -109,7 +109,7 @@ class Aggregator:
         self._spool = Spool(settings.spool)
         self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._learner = Learner(len(settings.names), settings.budget)
-        self._learnt: dict[int, np.ndarray[Any, Any]] = {}
+        self._learnt = Tables()
         self._tasks: dict[int, Task] = {}
         self._asked: dict[int, list[int]] = {}
         self._following: Ints | None = None
@@ -201,7 +201,7 @@ class Aggregator:
             for node in range(len(s.names))
         }
         self._spool.clear()
-        self._learnt, self._asked, self._following = {}, {}, following
+        self._learnt, self._asked, self._following = Tables(), {}, following
         self._tasks = {
             node: Task(plan, s.codec, s.against, broadcast, arrays, notes, base=self._base(node))
             for node, plan in self._plans.items()
@@ -314,7 +314,7 @@ class Aggregator:
         reader = codec.reader(payload, plan)
         reader.check()
         if reader.learnt is not None:
-            self._learnt[node] = reader.learnt
+            self._learnt.add(reader.learnt)
 
     def _base(self, node: int) -> str:
         return base_digest(self._reconstructions.get(node)) if self.settings.against == "own" else ""

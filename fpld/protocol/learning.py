@@ -26,6 +26,23 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _ESTIMATE = "estimate/"
 
 
+class Tables:
+    """What the codec has learnt at the nodes of a round, added up in integers: their number costs no memory."""
+
+    def __init__(self) -> None:
+        self.count, self._sum = 0, np.zeros(1, np.int64)
+
+    def add(self, learnt: Array) -> None:
+        """Add a node's table."""
+        self._sum = self._sum + learnt
+        self.count += 1
+
+    def mean(self) -> Array:
+        """Return the mean of all tables, rounded down."""
+        found: Array = (self._sum // self.count).astype(np.uint16)
+        return found
+
+
 class Learner:
     """Hold what is known from earlier rounds; `RoundObserver` adds a round to it."""
 
@@ -79,11 +96,10 @@ class Learner:
         """Return how far these nodes were trusted so far, if the rule audits."""
         return None if self.trust is None else self.trust[list(nodes)]
 
-    def learn(self, learnt: Mapping[int, Array]) -> None:
-        """Begin the next round with the mean of what the codec has learnt at the nodes, in integers."""
-        if learnt:
-            tables = np.stack([learnt[node] for node in sorted(learnt)]).astype(np.int64)
-            self.learnt = (tables.sum(axis=0) // len(tables)).astype(np.uint16)
+    def learn(self, tables: Tables) -> None:
+        """Begin the next round with the mean of what the codec has learnt at the nodes."""
+        if tables.count:
+            self.learnt = tables.mean()
 
 
 class RoundObserver:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from flwr.app import Error, Message
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 from flwr.supercore.retry import http_retry
@@ -202,6 +202,7 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
         client.PushObject(request)
     assert client.PushObject(request).stored
     assert not client.PushObject(request).stored
+    client._doubt = ""
     answers += [httpx.ConnectError("away"), httpx.ReadError("gone")]
     with pytest.raises(httpx.ConnectError):  # nothing was asked: it is tried again
         client.PullMessages(PullMessagesRequest())
@@ -215,6 +216,19 @@ def test_what_a_superlink_leaves_uncertain_when_it_dies(tmp_path: Path, monkeypa
     client.ActivateNode(ActivateNodeRequest(public_key=b"key"))
     assert len(client.PullMessages(PullMessagesRequest()).messages_list) == 0
     assert asked[-3:] == ["deactivate-node", "deactivate-node", "activate-node"]
+    answers += [httpx.ConnectError("away"), httpx.ReadError("gone"), heard]
+    for expected in (httpx.ConnectError, httpx.ReadError):
+        with pytest.raises(expected):
+            client.PushMessages(PushMessagesRequest())
+    client.PushMessages(PushMessagesRequest())  # known already: the rest of the reply may be asked for no more
+    answers += [heard, on, heard, heard]
+    for _ in range(2):
+        client.PullMessages(PullMessagesRequest())
+    assert asked[-4:] == ["deactivate-node", "activate-node", "pull-messages", "pull-messages"]
+    answers += [refused, heard, on, heard]
+    assert not client.PushObject(request).stored
+    client.PullMessages(PullMessagesRequest())
+    assert asked[-3:] == ["deactivate-node", "activate-node", "pull-messages"]
     answers += [httpx.ReadError("gone"), httpx.Response(401)]
     with pytest.raises(SystemExit):  # its key is known no more
         client.PullMessages(PullMessagesRequest())

@@ -37,12 +37,15 @@ if TYPE_CHECKING:
         ActivateNodeRequest,
         ActivateNodeResponse,
         PullMessagesRequest,
+        PushMessagesRequest,
+        PushMessagesResponse,
     )
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
 
 SEAT = "seat.json"
 NOTICED = 3.0  # seconds off: an aggregator of up to 600 nodes looks more often than that
+ANSWER_LOST = httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError  # what was asked for may have been done
 _HELD = 412
 
 log = logging.getLogger(__name__)
@@ -58,7 +61,7 @@ class SiteClient(WaitingClient):
         super().__init__(*arguments, **named)
         self._uncertain: set[tuple[str, str]] = set()
         self._signing_on: ActivateNodeRequest | None = None
-        self._off = False
+        self._off, self._doubt = False, ""
 
     def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:  # noqa: N802 - Flower's name
         """Sign on; where the SuperLink still holds who was here before for alive, sign that one off first."""
@@ -87,21 +90,31 @@ class SiteClient(WaitingClient):
         return found
 
     def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:  # noqa: N802
-        """Ask for messages; one that got lost with its answer would be waited for: then the node signs on anew."""
+        """Ask for messages; where one may have got lost, or a reply, the node first signs on anew: `_sign_on_anew`."""
+        if self._doubt:
+            self._sign_on_anew(self._doubt)
         try:
             response = super().PullMessages(request)
-        except (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError) as error:
+        except ANSWER_LOST as error:
             self._sign_on_anew(f"an answer of the SuperLink got lost ({error!r}), and perhaps a message with it")
             response = PullMessagesResponse()
         sign(self.folder.parent / CONTACT)
         return response
+
+    def PushMessages(self, request: PushMessagesRequest) -> PushMessagesResponse:  # noqa: N802
+        """Announce a reply; one whose first answer got lost may be known, and its pieces asked for no more."""
+        try:
+            return super().PushMessages(request)
+        except ANSWER_LOST as error:
+            self._doubt = f"an answer of the SuperLink got lost ({error!r}), and perhaps a reply with it"
+            raise
 
     def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:  # noqa: N802
         """Give a sign of life, unless this node is just signed off."""
         return SendNodeHeartbeatResponse(success=True) if self._off else super().SendNodeHeartbeat(request)
 
     def _sign_on_anew(self, why: str) -> None:
-        """Sign off and on again, as soon as the SuperLink is back: then what was asked for is asked again."""
+        """Sign off and on again, as soon as the SuperLink is back: what it has not got is then asked for again."""
         if self._signing_on is None or SiteClient.signed_on is None:
             _leave(why)
         sys.stderr.write(f"WARNING: {why}: signing on anew\n")
@@ -116,7 +129,7 @@ class SiteClient(WaitingClient):
             except httpx.HTTPStatusError as error:
                 _leave(f"{why}, and the node is not let in again ({error})")
             else:
-                self._off = False
+                self._off, self._doubt = False, ""
                 return
 
     def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:  # noqa: N802
@@ -124,11 +137,13 @@ class SiteClient(WaitingClient):
         name = request.session_id, request.object_id
         try:
             response = super().PushObject(request)
-        except httpx.TransportError:
+        except ANSWER_LOST:
             self._uncertain.add(name)
             raise
         response.stored = response.stored or name in self._uncertain
         self._uncertain.discard(name)
+        if not response.stored:
+            self._doubt = "the SuperLink refused a piece of a reply"
         return response
 
 
