@@ -125,7 +125,7 @@ class SiteClient(WaitingClient):
                 time.sleep(NOTICED)
                 self.ActivateNode(self._signing_on)
             except httpx.TransportError:
-                time.sleep(random.uniform(0.2, 1.0) * LONGEST_WAIT / 2)  # noqa: S311 - moments, no secrets
+                time.sleep(random.uniform(0.2, 1.0) * LONGEST_WAIT)  # noqa: S311 - moments, no secrets
             except httpx.HTTPStatusError as error:
                 _leave(f"{why}, and the node is not let in again ({error})")
             else:

@@ -49,9 +49,10 @@ def pin() -> None:
     _pin_app()
     if folder is None:
         return
-    from fpld.engines.flower.returning import hurry
+    from fpld.engines.flower.polling import EACH, crowd
+    from fpld.engines.flower.returning import LONGEST_WAIT, hurry
 
-    hurry()
+    hurry(max(LONGEST_WAIT, EACH * crowd(Path(folder).parent)))
     if program == "flower-supernode":
         from fpld.engines.flower.fleet import use_site_client, wait_for_message
         from fpld.engines.flower.polling import poll_often

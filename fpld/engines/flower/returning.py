@@ -13,9 +13,9 @@ from fpld.errors import ProtocolError, ran_out
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST_WAIT = 4  # seconds between two attempts to reach a SuperLink that is away; Flower's own are longer
+LONGEST_WAIT = 2.0  # seconds between two attempts to reach a SuperLink that is away; Flower's own are longer
 TROUBLE_WAITS = 1.0, 2.0, 4.0  # seconds at most after each of a SuperLink's first internal errors
-PIECE_WAITS = 0.3, 2.0  # seconds between two looks for a piece of a message, first and at most
+PIECE_WAITS = 0.3, 1.0  # seconds between two looks for a piece of a message, first and at most
 
 
 def hurry(longest: float = LONGEST_WAIT) -> None:
