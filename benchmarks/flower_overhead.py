@@ -4,7 +4,8 @@
 
 Real processes on loopback, TLS and node authentication, each node behind a relay that counts the bytes of its
 connections (TLS included, TCP/IP not). Rounds are those of `examples/flower/federation.toml`, or of a configuration
-that is given: `benchmarks/wire.toml` has the demonstration's sizes. Medians over nodes and rounds, the first round left out: it carries files, and processes are new.
+that is given: `benchmarks/wire.toml` has the demonstration's sizes. Medians over nodes and rounds, the first round left
+out: it carries files, and processes are new.
 """
 
 from __future__ import annotations
