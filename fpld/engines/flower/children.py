@@ -109,17 +109,8 @@ class Children:
 
     def _superlink_command(self) -> list[str]:
         host, port = self._flower.address.rsplit(":", 1)
-        command = [
-            sys.executable,
-            "-m",
-            "fpld.engines.flower.superlink",
-            "--host",
-            host,
-            "--port",
-            port,
-            "--isolation",
-            "process",
-        ]
+        command = [sys.executable, "-m", "fpld.engines.flower.superlink", "--isolation", "process"]
+        command += ["--host", host, "--port", port]
         command += ["--database", str(self._folder / DATABASE), "--disable-runtime-dependency-installation"]
         command += ["--superexec-auth-secret-file", str(self._folder / _SECRET)]
         if self.ca is None:
