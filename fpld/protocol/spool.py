@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from mmap import ACCESS_COPY, ALLOCATIONGRANULARITY, mmap
+from mmap import ACCESS_READ, ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -20,8 +20,7 @@ class Spool:
     """Hold one frame for each node; `limit` is how many bytes may lie in memory.
 
     The file has no name and goes away with the process. Frames in it are mapped, so reading them needs no memory that
-    the system could not take back. Compiled readers take only memory that could be written to, so it can: none of them
-    needs a copy of its own.
+    the system could not take back. Bytes in memory are kept as they came, without a copy.
 
     >>> spool = Spool(limit=4)
     >>> spool.put(0, b"four"); spool.put(1, b"more")
@@ -31,7 +30,7 @@ class Spool:
 
     def __init__(self, limit: int = MEMORY) -> None:
         self._limit = limit
-        self._frames: dict[int, bytearray | mmap] = {}
+        self._frames: dict[int, bytes | mmap] = {}
         self._file: IO[bytes] | None = None
         self._end = 0
         self.in_memory = 0
@@ -51,7 +50,7 @@ class Spool:
     def put(self, node: int, data: Buffer) -> None:
         """Keep a node's frame."""
         if self.in_memory + len(data) <= self._limit:
-            self._frames[node] = bytearray(data)
+            self._frames[node] = bytes(data)  # no copy if they are bytes already
             self.in_memory += len(data)
             return
         try:
@@ -69,7 +68,7 @@ class Spool:
         self._file.seek(self._end)
         self._file.write(data)
         self._file.flush()
-        return mmap(self._file.fileno(), len(data), access=ACCESS_COPY, offset=self._end)
+        return mmap(self._file.fileno(), len(data), access=ACCESS_READ, offset=self._end)
 
     def get(self, node: int) -> memoryview:
         """Return a node's frame, not a copy."""

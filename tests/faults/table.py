@@ -267,7 +267,7 @@ AGGREGATOR = (
         "a clean checkpoint, and the end",
         (
             CRASH + "test_an_interrupt_ends_cleanly_and_can_be_resumed",
-            "flower/test_deployment.py::test_a_stop_is_clean_and_without_tls_it_must_be_said",
+            "flower/test_deployment.py::test_a_stop_is_clean",
         ),
     ),
     Row(

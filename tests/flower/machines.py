@@ -30,6 +30,7 @@ class Machines:
         changes += (("wait = 0.2", f'wait = 90.0\naddress = "{self.address}"'),)
         self.folder, self.deployment = folder, Deployment(folder, changes, address=self.address)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.within: list[str] = []  # a command that runs the programs, if they run within something
         for name in ("home", "temporary"):
             (folder / name).mkdir()
 
@@ -37,7 +38,7 @@ class Machines:
         environment = {**os.environ, "HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "temporary")}
         with (self.folder / f"{name}.out").open("ab") as output:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, arguments)],
+                [*self.within, sys.executable, "-m", module, *map(str, arguments)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,

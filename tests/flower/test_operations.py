@@ -271,10 +271,3 @@ def test_units_are_ones_that_systemd_takes(name: str, tmp_path: Path) -> None:
     done = subprocess.run([verify, "verify", "--man=no", tmp_path / name], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [line for line in done.stderr.splitlines() if name in line], done.stderr
-
-
-def test_the_image_runs_as_nobody_special_and_checks_its_health() -> None:
-    text = (ROOT / "deploy/Dockerfile").read_text()
-    assert re.search(r"^USER 10001$", text, re.MULTILINE)
-    assert "HEALTHCHECK" in text
-    assert "--read-only" in text

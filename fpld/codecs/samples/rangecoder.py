@@ -7,6 +7,7 @@ ends in the fewest bytes that name its interval, without zeros, and a reader ask
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def writer() -> Array:
     """Return the state of a coder that writes."""
     return np.array([0, _WHOLE, 0, 0, 0, 0], np.int64)
+
+
+def to_read(payload: bytes | memoryview) -> Array:
+    """Return a payload's own memory as the kind of array that a writer fills: kernels are compiled for one kind.
+
+    A reader writes nothing, so memory that is not to be written to needs no copy.
+    """
+    array = np.frombuffer(payload, np.uint8)
+    place = {**array.__array_interface__, "data": (array.__array_interface__["data"][0], False)}
+    return np.asarray(SimpleNamespace(__array_interface__=place, owner=array))
 
 
 def reader(data: Array) -> Array:

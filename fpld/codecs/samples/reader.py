@@ -13,6 +13,7 @@ from fpld.codecs.samples.grid import OCTAVE
 from fpld.codecs.samples.head import Head
 from fpld.codecs.samples.listing import Lister
 from fpld.codecs.samples.model import learnt_from
+from fpld.codecs.samples.rangecoder import to_read
 from fpld.codecs.samples.reading import Symbols, prior_block
 from fpld.errors import FrameError, InputError
 from fpld.numerics import split
@@ -63,8 +64,7 @@ class SamplesReader:
         if self._head and self._head.finer >= plan.contexts:
             raise FrameError(f"payload's finer step must be that of fewer contexts than {plan.contexts}")
         start = self._head.size if self._head else 0
-        code = np.frombuffer(payload, np.uint8)[start:]
-        self._code = code if code.flags.writeable else code.copy()  # kernels that write take it too
+        self._code = to_read(payload)[start:]
 
     def check(self) -> None:
         """Refuse an unsound payload; note what was learnt from it."""
