@@ -28,8 +28,11 @@ def fits(shape: tuple[int, int]) -> bool:
 
 
 def map_prior(path: Path, shape: tuple[int, int]) -> ArrayPrior:
-    """Return the prior in a file; its memory is the system's to take back."""
-    return ArrayPrior(np.memmap(path, np.int16, "r", shape=shape))
+    """Return the prior in a file; its memory is the system's to take back.
+
+    It is mapped as a private copy: kernels are compiled anew for memory that cannot be written to.
+    """
+    return ArrayPrior(np.memmap(path, np.int16, "c", shape=shape))
 
 
 def agree(computed: ComputedPrior, known: Sequence[Path], own: Path) -> tuple[Prior, list[int]]:

@@ -63,7 +63,7 @@ class Material:
         _collect(*source, *scale, self._sieve, *room, packed, tokens, values, drawn, counts)
         kept, changing = counts.sum(axis=0)
         ends = tuple(part[:changing].copy() for part in (tokens, values, drawn))
-        self._parts.append((packed[:kept].copy(), *ends, counts[:, 0]))
+        self._parts.append((packed[:kept].copy(), *ends, counts[:, 0].copy()))  # contiguous, as joined parts are
 
     def coarsen(self, finest: int) -> None:
         """Forget what changes with no step from a coarser one on; take the next contexts for that."""
