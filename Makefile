@@ -17,7 +17,8 @@ setup: $(STAMP) ## a virtual environment in .venv with all that development need
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== setting up .venv (once; a minute or two)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true # on all cores; some files are templates
 	@touch $(STAMP)
 
 browser: ## Chromium from the system's packages, for the tests of pages (FPLD_BROWSER=none: do without)
