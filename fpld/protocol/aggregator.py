@@ -313,8 +313,8 @@ class Aggregator:
         payload = unseal(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
         reader = codec.reader(payload, plan)
         reader.check()
-        if reader.learnt is not None:
-            self._learnt.add(reader.learnt)
+        if (learnt := reader.learnt) is not None:
+            self._learnt.add(learnt)
 
     def _base(self, node: int) -> str:
         return base_digest(self._reconstructions.get(node)) if self.settings.against == "own" else ""

@@ -127,13 +127,14 @@ def _samples(
         pairs = zip(replies.payloads, replies.plans, strict=True)
         readers = [SAMPLES.reader(payload, plan) for payload, plan in pairs]
         for blocks in sparse_together(readers):
-            found.append(_joined(blocks, weights))
+            counts, tokens, changes = _joined(blocks, weights)
+            found.append((counts, tokens, (changes / weights.sum()).astype(np.float32)))
             yield Piece(np.array([block.noise for block in blocks]), np.zeros(count), np.zeros(2), 0)
 
     def finish() -> Target:
         counts, tokens, changes = (np.concatenate(part) for part in zip(*found, strict=True))
         starts = np.concatenate([[0], np.cumsum(counts)])
-        return Target.sparse(starts, tokens, (changes / weights.sum()).astype(np.float32), vocab=vocab)
+        return Target.sparse(starts, tokens, changes, vocab=vocab)
 
     return finish, parts()
 

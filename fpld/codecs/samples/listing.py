@@ -38,10 +38,24 @@ class Places(NamedTuple):
     ends: Array
 
 
+class Room:
+    """Memory for places, which listers share: what one has listed is gone when another lists."""
+
+    def __init__(self) -> None:
+        self._array = np.empty((0, 0), np.int64)
+
+    def take(self, nodes: int, size: int) -> Array:
+        """Return room for so many places of each of so many nodes, or for more."""
+        had = self._array.shape
+        if had[0] < nodes or had[1] < size:
+            self._array = np.empty((max(had[0], nodes), max(had[1], size)), np.int64)
+        return self._array[:nodes]
+
+
 class Lister:
     """List where nodes may have candidates with steps from number `step` on; they share draws but for their slots."""
 
-    def __init__(self, plans: Sequence[Plan], step: int) -> None:
+    def __init__(self, plans: Sequence[Plan], step: int, room: Room | None = None) -> None:
         self._plan, shared = plans[0], len(plans) > 1
         slots = self._plan.slots if shared else 1
         self._sieve = grid.make_sieve(grid.log_ratios(step), slots)
@@ -50,24 +64,19 @@ class Lister:
         self._homes = np.full(slots, -1)
         self._homes[[plan.slot if shared else 0 for plan in plans]] = np.arange(len(plans))
         self._homes = np.resize(self._homes, 2 * slots + 1)
-        self._unshifted = shared
-        self._room = np.empty((len(plans), 0), np.int64)
+        self._unshifted, self._nodes, self._room = shared, len(plans), room or Room()
 
     def list(self, rows: range, prior: Eighths) -> list[Places]:
         """Return the places of each node in these contexts."""
-        if self._room.shape[1] < prior.size:
-            self._room = np.empty((len(self._room), prior.size), np.int64)
-        ends = np.zeros((len(self._room), len(rows)), np.int64)
+        room, ends = self._room.take(self._nodes, prior.size), np.zeros((self._nodes, len(rows)), np.int64)
         keys = keys_of(self._plan, rows)
         if self._unshifted:
             keys = keys.copy()
             keys[:, 4] = 0
         nodes = self._shifts, self._homes
-        if not _list(
-            keys, prior.ravel(), self._plan.vocab, self._sieve, self._scratch, _NONE, *nodes, self._room, ends
-        ):
+        if not _list(keys, prior.ravel(), self._plan.vocab, self._sieve, self._scratch, _NONE, *nodes, room, ends):
             check_range(prior)
-        return [Places(*node) for node in zip(self._room, ends, strict=True)]
+        return [Places(*node) for node in zip(room, ends, strict=True)]
 
 
 def check_range(prior: Eighths) -> None:

@@ -11,7 +11,7 @@ from fpld.codecs.samples.chances import prior_chances
 from fpld.codecs.samples.draws import keys_of, shares
 from fpld.codecs.samples.grid import OCTAVE
 from fpld.codecs.samples.head import Head
-from fpld.codecs.samples.listing import Lister
+from fpld.codecs.samples.listing import Lister, Room
 from fpld.codecs.samples.model import learnt_from
 from fpld.codecs.samples.rangecoder import to_read
 from fpld.codecs.samples.reading import Symbols, prior_block
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20  # coordinates at a time
 _TOGETHER = 1 << 21  # of all nodes that are read together: of many nodes, fewer contexts at a time
 _ALIKE = 4 * OCTAVE  # steps that nodes are read together with
+_LISTED = 128  # nodes whose places are listed at once: as many as the coordinates of each, they take room
 _LEAST_RATIO = 1 / 64  # of a label to the prior, before its logarithm is taken
 _UNSENT = 1.0  # the noise of a label that is the prior itself
 
@@ -58,13 +59,18 @@ class SamplesReader:
     def __init__(self, payload: bytes | memoryview, plan: Plan) -> None:
         if len(payload) > plan.budget_bytes:
             raise FrameError(f"payload must have at most {plan.budget_bytes} bytes, got {len(payload)}")
-        self.learnt: npt.NDArray[np.uint16] | None = None
         self._plan = plan
+        self._learning: Array | None = None
         self._head = Head.from_bytes(payload) if len(payload) else None
         if self._head and self._head.finer >= plan.contexts:
             raise FrameError(f"payload's finer step must be that of fewer contexts than {plan.contexts}")
         start = self._head.size if self._head else 0
         self._code = to_read(payload)[start:]
+
+    @property
+    def learnt(self) -> npt.NDArray[np.uint16] | None:
+        """Return what was learnt from the payload, once all of it was read."""
+        return None if self._learning is None else learnt_from(self._learning)
 
     def check(self) -> None:
         """Refuse an unsound payload; note what was learnt from it."""
@@ -151,8 +157,10 @@ def _pieces(readers: Sequence[SamplesReader], cuts: Iterable[range]) -> Iterator
     """Return each cut with its prior and all nodes' symbols."""
     plan = readers[0]._plan
     nodes = {k: Symbols(node._code, node._head, node._plan) for k, node in enumerate(readers) if node._head}
+    room = Room()
     listers = [
-        (group, Lister([nodes[k].plan for k in group], min(nodes[k].finest for k in group))) for group in _groups(nodes)
+        (group, Lister([nodes[k].plan for k in group], min(nodes[k].finest for k in group), room))
+        for group in _groups(nodes)
     ]
     for rows in cuts:
         prior = prior_block(plan, rows)
@@ -164,12 +172,12 @@ def _pieces(readers: Sequence[SamplesReader], cuts: Iterable[range]) -> Iterator
         if rows and rows.stop == plan.contexts:
             for k, symbols in nodes.items():
                 symbols.end()
-                readers[k].learnt = learnt_from(symbols.learning)
+                readers[k]._learning = symbols.learning
         yield rows, prior, found
 
 
 def _groups(nodes: Mapping[int, Symbols]) -> list[list[int]]:
-    """Return the nodes by the draws that they share, each slot of them once.
+    """Return the nodes by the draws that they share, each slot of them once, not too many together.
 
     Steps are alike too: a node with a far finer one has candidates nearly everywhere, and others need not look there.
     """
@@ -180,7 +188,8 @@ def _groups(nodes: Mapping[int, Symbols]) -> list[list[int]]:
         if plan.slot in groups.setdefault(name, {}):
             name = (k,)
         groups.setdefault(name, {})[plan.slot] = k
-    return [list(group.values()) for group in groups.values()]
+    found = [list(group.values()) for group in groups.values()]
+    return [group[at : at + _LISTED] for group in found for at in range(0, len(group), _LISTED)]
 
 
 def _cut(rows: range, vocab: int, nodes: int) -> list[range]:
