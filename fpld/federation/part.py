@@ -79,26 +79,29 @@ class Part(Section):
 
 def parts(config: Config) -> list[Part]:
     """Return the part of each node; its files are those of the run's folder."""
-    return [
-        Part(
-            name=node.name,
-            index=index,
-            seed=config.run.seed,
-            rounds=config.run.rounds,
-            local=config.local.times(node.effort),
-            distill=config.distill,
-            length=config.probe.length,
-            heldout=config.data.heldout,
-            heldout_tokens=config.data.heldout_tokens,
-            limit=config.data.limit,
-            privacy=config.privacy,
-            files=Files(
-                probe=PROBE,
-                tokenizer="tokenizer.json",
-                base=base_file(config, index),
-                student=base_file(config, None),
-                public=PUBLIC if config.probe.fresh else None,
-            ),
-        )
-        for index, node in enumerate(config.nodes)
-    ]
+    return [make_part(config, index) for index in range(len(config.nodes))]
+
+
+def make_part(config: Config, index: int) -> Part:
+    """Return the part of one node."""
+    node = config.nodes[index]
+    return Part(
+        name=node.name,
+        index=index,
+        seed=config.run.seed,
+        rounds=config.run.rounds,
+        local=config.local.times(node.effort),
+        distill=config.distill,
+        length=config.probe.length,
+        heldout=config.data.heldout,
+        heldout_tokens=config.data.heldout_tokens,
+        limit=config.data.limit,
+        privacy=config.privacy,
+        files=Files(
+            probe=PROBE,
+            tokenizer="tokenizer.json",
+            base=base_file(config, index),
+            student=base_file(config, None),
+            public=PUBLIC if config.probe.fresh else None,
+        ),
+    )

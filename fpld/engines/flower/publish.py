@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
 
-from fpld.federation.part import Files, parts
+from fpld.federation.part import Files, make_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fpld.config import Config
     from fpld.federation.part import Part
     from fpld.storage.folder import RunFolder
 
 
-def publish(config: Config, run: RunFolder) -> tuple[list[Part], dict[str, bytes]]:
+class Parts(Sequence["Part"]):
+    """The nodes' parts, each made when it is asked for: their number costs no memory."""
+
+    def __init__(self, config: Config, digests: dict[str, str]) -> None:
+        self._config, self._digests = config, digests
+
+    def __len__(self) -> int:
+        return len(self._config.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Part]: ...
+    def __getitem__(self, index: int | slice) -> Part | list[Part]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        part = make_part(self._config, range(len(self))[index])
+        named = {field: self._digests[file] for field, file in part.files.model_dump(exclude_none=True).items()}
+        return part.model_copy(update={"files": Files(**named)})
+
+
+def publish(config: Config, run: RunFolder) -> tuple[Parts, dict[str, bytes]]:
     """Return each node's part, and the files that the parts name."""
-    contents: dict[str, bytes] = {}
-
-    def name(file: str) -> str:
-        data = (run.path / file).read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        contents[digest] = data
-        return digest
-
-    return [part.model_copy(update={"files": _named(part.files, name)}) for part in parts(config)], contents
-
-
-def _named(files: Files, name: Callable[[str], str]) -> Files:
-    return Files(**{field: name(file) for field, file in files.model_dump(exclude_none=True).items()})
+    digests, contents = dict[str, str](), dict[str, bytes]()
+    for index in range(len(config.nodes)):
+        for file in sorted(make_part(config, index).files.names() - set(digests)):
+            data = (run.path / file).read_bytes()
+            digests[file] = hashlib.sha256(data).hexdigest()
+            contents[digests[file]] = data
+    return Parts(config, digests), contents
