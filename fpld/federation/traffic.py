@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fpld.federation.state import Line
     from fpld.protocol import Task
     from fpld.protocol.messages import Broadcast
+    from fpld.types import Ints
 
 DOWN = "weights", "prior", "tables", "labels", "files", "overhead", "transport"
 UP = "labels", "answers", "overhead", "transport"
@@ -30,30 +33,31 @@ class Traffic:
 
     def clear(self) -> None:
         """Begin a round."""
-        self._down = [dict.fromkeys(DOWN, 0) for _ in range(self._nodes)]
-        self._up = [dict.fromkeys(UP, 0) for _ in range(self._nodes)]
+        self._down = np.zeros((self._nodes, len(DOWN)), np.int64)
+        self._up = np.zeros((self._nodes, len(UP)), np.int64)
 
     def add(self, node: int, sizes: Mapping[str, int], *, up: bool = False) -> None:
         """Count a message."""
-        counts = (self._up if up else self._down)[node]
+        counts, kinds = (self._up, UP) if up else (self._down, DOWN)
         for kind, size in sizes.items():
-            counts[kind] += size
+            counts[node, kinds.index(kind)] += size
 
     def added(self, line: Line) -> Line:
         """Return a line of the trace with all that was counted added to what it says."""
         before = line.get("node_downlink_bytes") or [0] * self._nodes
-        nodes = [old + sum(counts.values()) for old, counts in zip(before, self._down, strict=True)]
+        nodes = [old + new for old, new in zip(before, self._down.sum(axis=1).tolist(), strict=True)]
         return line | {
-            "downlink": _joined(line.get("downlink"), self._down),
-            "uplink": _joined(line.get("uplink"), self._up),
+            "downlink": _joined(line.get("downlink"), DOWN, self._down),
+            "uplink": _joined(line.get("uplink"), UP, self._up),
             "node_downlink_bytes": nodes,
             "downlink_bytes": sum(nodes),
         }
 
 
-def _joined(before: Mapping[str, int] | None, counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def _joined(before: Mapping[str, int] | None, kinds: Sequence[str], counts: Ints) -> dict[str, int]:
     """Return the sums of all nodes by kind."""
-    return {kind: (before or {}).get(kind, 0) + sum(each[kind] for each in counts) for kind in counts[0]}
+    sums = zip(kinds, counts.sum(axis=0).tolist(), strict=True)
+    return {kind: (before or {}).get(kind, 0) + size for kind, size in sums}
 
 
 def array_kinds(arrays: Mapping[str, int], broadcast: Broadcast) -> dict[str, int]:
