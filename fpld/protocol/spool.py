@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from mmap import ACCESS_READ, ALLOCATIONGRANULARITY, mmap
+from mmap import ACCESS_COPY, ACCESS_READ, ALLOCATIONGRANULARITY, mmap
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     Buffer = bytes | memoryview
 
 MEMORY = 1 << 28
+_SHEET = 1 << 20  # bytes of memory that frames are put into
+_LARGE = 1 << 18  # bytes of a frame that the system gives memory of its own
 
 
 class Spool:
     """Hold one frame for each node; `limit` is how many bytes may lie in memory.
 
     The file has no name and goes away with the process. Frames in it are mapped, so reading them needs no memory that
-    the system could not take back. Bytes in memory are kept as they came, without a copy.
+    the system could not take back. Large ones in memory are kept as they came, without a copy.
 
     >>> spool = Spool(limit=4)
     >>> spool.put(0, b"four"); spool.put(1, b"more")
@@ -30,7 +32,8 @@ class Spool:
 
     def __init__(self, limit: int = MEMORY) -> None:
         self._limit = limit
-        self._frames: dict[int, bytes | mmap] = {}
+        self._frames: dict[int, bytes | memoryview | mmap] = {}
+        self._sheet = memoryview(b"")  # what is left of it
         self._file: IO[bytes] | None = None
         self._end = 0
         self.in_memory = 0
@@ -50,7 +53,7 @@ class Spool:
     def put(self, node: int, data: Buffer) -> None:
         """Keep a node's frame."""
         if self.in_memory + len(data) <= self._limit:
-            self._frames[node] = bytes(data)  # no copy if they are bytes already
+            self._frames[node] = bytes(data) if len(data) >= _LARGE else self._noted(data)  # bytes need no copy
             self.in_memory += len(data)
             return
         try:
@@ -59,6 +62,14 @@ class Spool:
             raise storage_error(Path(tempfile.gettempdir()) / "fpld-spool", error) from error
         self._end += -(-len(data) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
         self.on_disk += len(data)
+
+    def _noted(self, data: Buffer) -> memoryview:
+        """Copy a frame to a sheet, memory of the system's: on the heap frames would leave holes when they go."""
+        if len(self._sheet) < len(data):
+            self._sheet = memoryview(mmap(-1, _SHEET, access=ACCESS_COPY))
+        frame, self._sheet = self._sheet[: len(data)], self._sheet[len(data) :]
+        frame[:] = data
+        return frame
 
     def _spooled(self, data: Buffer) -> mmap:
         """Add a frame to the file, and map it."""
@@ -77,6 +88,7 @@ class Spool:
     def clear(self) -> None:
         """Forget all frames, and the file."""
         self._frames.clear()
+        self._sheet = memoryview(b"")
         if self._file is not None:
             self._file.close()
         self._file, self._end, self.in_memory, self.on_disk = None, 0, 0, 0
