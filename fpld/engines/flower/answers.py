@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -76,17 +76,27 @@ class Evaluated(Answer):
         return self
 
 
+class Loss(NamedTuple):
+    """What is kept of a node's answer."""
+
+    loss: float | None
+    tokens: int | None
+    bytes: int | None
+    own: float | None
+    alone: float | None
+
+
 @dataclass(slots=True)
 class Worth:
     """What nodes say a student is worth, as it comes in."""
 
     nodes: int
-    found: dict[int, Evaluated] = field(default_factory=dict)
+    found: dict[int, Loss] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
 
     def add(self, node: int, answer: Evaluated) -> None:
         """Take a node's answer."""
-        self.found[node] = answer
+        self.found[node] = Loss(answer.loss, answer.tokens, answer.bytes, answer.own, answer.alone)
 
     @property
     def own(self) -> dict[int, dict[str, float | None]]:

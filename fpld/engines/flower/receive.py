@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,9 +109,11 @@ class Pull:
     What cannot be used is a message with an error.
     """
 
+    __slots__ = "_contents", "_end", "_grid", "_identity", "_left", "_names", "_pause", "asked"  # one for each node
+
     def __init__(self, grid: Grid, asked: Asked) -> None:
         self.asked, self._grid = asked, grid
-        self._identity, self._names = "", deque[str]()
+        self._identity, self._names = "", list[str]()  # of pieces, the next one last
         self._contents: dict[str, bytes] = {}
         self._left, self._end, self._pause = asked.room, 0.0, _PAUSES[0]
 
@@ -130,7 +131,7 @@ class Pull:
     def announce(self, identity: str, tree: ObjectTree) -> Message | None:
         """Note the pieces of the reply; return an error if they are too many."""
         self._identity, self._end = identity, time.monotonic() + PATIENCE
-        self._names = deque(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))
+        self._names = list(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))[::-1]
         if len(self._names) <= self.asked.pieces:
             return None
         self.drop()
@@ -173,7 +174,7 @@ class Pull:
         grid: HttpGrid = self._grid  # type: ignore[assignment]  # others announce nothing
         while self._names:
             with _at_most(self._left):
-                request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=self._names[0])
+                request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=self._names[-1])
                 found = _client(grid).PullObject(request)
             if not found.object_found:
                 raise ProtocolError("its reply was announced, and pieces of it never came")
@@ -183,7 +184,7 @@ class Pull:
                 if self.asked.node not in grid.get_node_ids():
                     raise LostError("it went away while it sent its reply")
                 return False
-            self._contents[self._names.popleft()] = found.object_content
+            self._contents[self._names.pop()] = found.object_content
             self._left, self._pause = self._left - len(found.object_content), _PAUSES[0]
         return True
 

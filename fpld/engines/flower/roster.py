@@ -182,7 +182,8 @@ class Roster:
             raise ProtocolError(f"{name}: its answer is to another question")
         if not set(answer.missing) <= set(self._files):
             raise ProtocolError(f"{name}: its answer asks for files that are not of this run")
-        self.ids[index], self.missing[index], self.holds[index] = identity, answer.missing, answer.student
+        missing = [file for file in self._files if file in answer.missing]  # the same texts for all nodes
+        self.ids[index], self.missing[index], self.holds[index] = identity, missing, answer.student
         self._compare(index, answer.instance)
         log.info("%s is connected", name)
 

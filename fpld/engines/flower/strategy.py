@@ -349,19 +349,18 @@ class ProbeLogitDistillation(Strategy):
 
     def _recognized(self, replies: Iterable[Message]) -> Iterator[tuple[int, Message]]:
         """Return each reply with the number of the node that was asked, once; others are passed over."""
-        open_: dict[str, _Sent] = {}
-        seen = 0
+        open_: dict[str, tuple[int, bool]] = {}
         for reply in replies:
-            open_ |= {sent.head.message_id: sent for sent in self._sent[seen:]}  # an id comes with the sending
-            seen = len(self._sent)
-            sent = open_.pop(reply.metadata.reply_to_message_id, None)
-            if sent is None:
+            open_ |= {sent.head.message_id: (sent.node, sent.student) for sent in self._sent}
+            self._sent.clear()  # an id comes with the sending; of many messages no more is kept
+            node, student = open_.pop(reply.metadata.reply_to_message_id, (None, False))
+            if node is None:
                 continue
             if not reply.has_error():  # it has what was sent along
-                self.roster.missing[sent.node] = []
-                if sent.student:
-                    self.roster.holds[sent.node] = self.federation.parcels.digest
-            yield sent.node, reply
+                self.roster.missing[node] = []
+                if student:
+                    self.roster.holds[node] = self.federation.parcels.digest
+            yield node, reply
 
 
 def _metrics(line: Line) -> MetricRecord:

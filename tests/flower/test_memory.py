@@ -1,0 +1,104 @@
+"""What each further node costs the aggregator in memory between the first message and the last answer of a round."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import tracemalloc
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from fpld import config as configuration
+from fpld.engines.flower import serve
+from fpld.engines.flower.identity import Letter, write_letter
+from fpld.engines.flower.payload import FRAME, LETTER, pack, unpack, unpack_task
+from fpld.federation.federation import Federation
+from fpld.protocol.wire import VERSION, seal
+from fpld.registry import codecs
+from tests.federation.conftest import CONFIG, write_texts
+from tests.flower.conftest import InProcessGrid, carried
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from flwr.app import RecordDict
+
+CONTEXTS, VOCAB = 64, 256
+LOGITS = np.random.default_rng(0).normal(0, 1, (CONTEXTS, VOCAB)).astype(np.float32)
+MOST = 7500  # bytes of a node: its number in lists, task, counts, losses, lines of the trace; 6,000 were measured
+
+
+class Crowd(InProcessGrid):
+    """Many nodes that have no text: they send the same logits, and the same loss."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__([])
+        self.names = {100 + index: name for index, name in enumerate(names)}
+        self.numbers = count()
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.names)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        identities = []
+        for message in messages:
+            identity = f"message {next(self.numbers)}"
+            message.metadata.__dict__["_message_id"] = identity
+            received = carried(message)[0]
+            received.metadata.__dict__["_message_id"] = identity
+            content = self._answer(received.content, self.names[message.metadata.dst_node_id])
+            self.replies[identity] = carried(Message(content, reply_to=received))[0]
+            identities.append(identity)
+        return identities
+
+    def _answer(self, content: RecordDict, name: str) -> RecordDict:
+        order = Letter.parse(unpack(content, "letter", LETTER)).body
+        if order["kind"] == "join":
+            said = {"kind": "joined", "name": name, "challenge": order["challenge"], "missing": order["files"]}
+            return pack(letter=(write_letter(b"", {**said, "wire": VERSION, "student": None}), LETTER))
+        said = {"kind": "evaluated", "round": order.get("evaluate", order["round"]), "loss": 3.0}
+        parts = {"letter": (write_letter(b"", {**said, "tokens": 100, "bytes": 100}), LETTER)}
+        if order["kind"] == "train":
+            task = unpack_task(content)
+            codec = codecs.get(task.codec)
+            parts["frame"] = seal(codec.encode([LOGITS], task.plan), task.plan, codec.code), FRAME
+        return pack(**parts)
+
+
+def held(folder: Path, nodes: int) -> list[int]:
+    """Return the bytes that are held at the end of collecting, in each round of a run with so many nodes."""
+    names, found = [f"site-{number:03d}" for number in range(nodes)], []
+    head, tail = CONFIG.format(folder=folder).split("[[nodes]]", 1)[0], CONFIG[CONFIG.index("[student]") :]
+    head = head.replace("contexts = 480", f"contexts = {CONTEXTS}").replace("rounds = 3", "rounds = 2")
+    text = head + tail + '\n[codec]\nname = "uniform"\n'
+    text += "".join(f'\n[[nodes]]\nname = "{name}"\ndata = "{folder}/texts/north"\nbits = 2.0\n' for name in names)
+    close = Federation.close
+
+    def closing(self: Federation, *arguments: Any) -> Any:
+        gc.collect()
+        found.append(tracemalloc.get_traced_memory()[0])
+        return close(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "close", closing)
+        patch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # pytest keeps what is logged
+        serve(Crowd(names), configuration.parse(text, "test"), text, folder / f"out-{nodes}")
+    return found
+
+
+@pytest.mark.slow
+def test_a_node_costs_a_few_kilobytes(tmp_path: Path) -> None:
+    """Whatever it was sent, and besides its frame, which is in memory of the system's."""
+    write_texts(tmp_path)
+    held(tmp_path, 4)  # imports, and compiles
+    tracemalloc.start()
+    few, many = held(tmp_path, 8), held(tmp_path, 72)
+    tracemalloc.stop()
+    each = [(more - less) / 64 for less, more in zip(few, many, strict=True)]
+    assert len(each) == 2
+    assert max(each) < MOST, each
