@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # No telemetry, no look for updates, no installation at run time: a machine without internet must do. One thread for
-# each library: the bits of a result depend on it.
+# each library: the bits of a result depend on it. One heap of the C library for all threads: with heaps of their own
+# each keeps what it once needed.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -37,6 +38,7 @@ QUIET = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "MALLOC_ARENA_MAX": "1",
     "NO_COLOR": "1",
 }
 _PATIENCE = 10.0
