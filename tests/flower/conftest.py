@@ -73,18 +73,22 @@ class InProcessGrid(Grid):
             message.metadata.__dict__["_message_id"] = identity
             received, size = carried(message)
             received.metadata.__dict__["_message_id"] = identity
-            file = self.nodes[message.metadata.dst_node_id]
-            self.sent.append((file.parent.name, message.metadata.message_type, size))
-            context = Context(1, message.metadata.dst_node_id, {"node": str(file)}, RecordDict(), {})
-            try:
-                reply = client_app()(received, context)
-            except Exception as error:  # as flwr does
-                reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=received)
-            back = self.tamper(file, carried(reply)[0])
+            back = self.answer(received, size)
             if back is not None:
                 self.replies[identity] = back
             identities.append(identity)
         return identities
+
+    def answer(self, message: Message, size: int) -> Message | None:
+        """Return what a node answers to a message of so many bytes, None if nothing."""
+        file = self.nodes[message.metadata.dst_node_id]
+        self.sent.append((file.parent.name, message.metadata.message_type, size))
+        context = Context(1, message.metadata.dst_node_id, {"node": str(file)}, RecordDict(), {})
+        try:
+            reply = client_app()(message, context)
+        except Exception as error:  # as flwr does
+            reply = Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
+        return self.tamper(file, carried(reply)[0])
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self.replies.pop(identity) for identity in message_ids if identity in self.replies]

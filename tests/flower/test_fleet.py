@@ -16,7 +16,6 @@ from tests.flower.conftest import NAMES, Deployment, InProcessGrid, carried
 from tests.helpers import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -28,18 +27,10 @@ class FleetGrid(InProcessGrid):
         first = First(open_home(node_files[0]))
         self._fleet = {100 + index: Node(index, file, first, None, None) for index, file in enumerate(node_files)}
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        identities = []
-        for message in messages:
-            identity = f"message {next(self.numbers)}"
-            message.metadata.__dict__["_message_id"] = identity
-            received = carried(message)[0]
-            received.metadata.__dict__["_message_id"] = identity
-            content = self._fleet[message.metadata.dst_node_id]._reply(received.content)
-            assert content is not None
-            self.replies[identity] = carried(Message(content, reply_to=received))[0]
-            identities.append(identity)
-        return identities
+    def answer(self, message: Message, size: int) -> Message:
+        content = self._fleet[message.metadata.dst_node_id]._reply(message.content)
+        assert content is not None
+        return carried(Message(content, reply_to=message))[0]
 
 
 def test_what_all_nodes_get_is_held_once() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import tracemalloc
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,22 +38,13 @@ class Crowd(InProcessGrid):
     def __init__(self, names: list[str]) -> None:
         super().__init__([])
         self.names = {100 + index: name for index, name in enumerate(names)}
-        self.numbers = count()
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.names)
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        identities = []
-        for message in messages:
-            identity = f"message {next(self.numbers)}"
-            message.metadata.__dict__["_message_id"] = identity
-            received = carried(message)[0]
-            received.metadata.__dict__["_message_id"] = identity
-            content = self._answer(received.content, self.names[message.metadata.dst_node_id])
-            self.replies[identity] = carried(Message(content, reply_to=received))[0]
-            identities.append(identity)
-        return identities
+    def answer(self, message: Message, size: int) -> Message:
+        content = self._answer(message.content, self.names[message.metadata.dst_node_id])
+        return carried(Message(content, reply_to=message))[0]
 
     def _answer(self, content: RecordDict, name: str) -> RecordDict:
         order = Letter.parse(unpack(content, "letter", LETTER)).body
