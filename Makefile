@@ -38,7 +38,7 @@ reproduce: setup ## the paper's figures and theorems, with our numbers next to t
 # Compiled once, by tests of which each needs others: workers that start together would each compile them all.
 $(KERNELS): $(STAMP) $(wildcard fpld/codecs/*.py fpld/codecs/*/*.py fpld/rules/*.py)
 	@echo "== compiling the codecs (once; half a minute)"
-	$(BIN)/python -m pytest -q -n 2 tests/test_golden.py
+	$(BIN)/python -m pytest -q -n 2 tests/codecs/test_golden.py
 	@touch $(KERNELS)
 
 test: setup browser $(KERNELS) ## all tests (four at a time: some only wait)

@@ -7,16 +7,16 @@ Each is a function of what a node can know to the logits that it codes. `fpld.ru
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fpld.codecs.samples.head import Head
+from fpld.codecs.samples.steps import LabelHeader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+    from fpld.types import Array
 
 TOKEN = 17  # the one that a targeted attack is for
 _TINY = 1e-6
@@ -95,7 +95,7 @@ def swap(view: View) -> Array:
 
 def claim_noise(payload: bytes) -> bytes:
     """Claim that sampled labels are as noisy as may be claimed."""
-    head = Head.from_bytes(payload)
+    head = LabelHeader.from_bytes(payload)
     return head._replace(noise=2 * head.tau).to_bytes() + payload[head.size :]
 
 

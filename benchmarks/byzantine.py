@@ -28,36 +28,39 @@ from benchmarks.rules import change, presidents, train
 from fpld.cli.arguments import words
 from fpld.codecs.prior import ArrayPrior, in_eighths
 from fpld.config import NodeSection
-from fpld.federation.bases import base_file
 from fpld.federation.prepare import prepare
-from fpld.federation.training import heldout_losses, one_thread
+from fpld.node.spec import base_file
+from fpld.node.training import one_thread
 from fpld.numerics import log_softmax, softmax
-from fpld.protocol.combine import Combined, combine
-from fpld.protocol.replies import Replies
+from fpld.protocol.combine import Combined, Replies
+from fpld.protocol.fast_paths import combine_replies
 from fpld.registry import codecs, rules
-from fpld.rules.base import configured
+from fpld.rules.base import with_trim
 from fpld.seeds import derive_key, derive_seed
 from fpld.storage.files import write_csv
-from fpld.storage.folder import HELDOUT, RunFolder, text_file
+from fpld.storage.run_folder import HELDOUT, RunFolder, text_file
 from fpld.students import load
-from fpld.students.choice import parse as parse_student
+from fpld.students.configs import parse_student
+from fpld.students.heldout import heldout_losses
 from fpld.types import Plan
 
 if TYPE_CHECKING:
     from fpld.codecs import Codec
     from fpld.config import Config
-    from fpld.protocol.replies import Sample
+    from fpld.protocol.combine import LogitSample
     from fpld.students import Student
+    from fpld.types import Array
 
-    Array = np.ndarray[Any, np.dtype[Any]]
     Row = dict[str, Any]
 
-NODES, MALICIOUS = 8, 2
+NODES = 8
+MALICIOUS = 2
 BITS = 32.0  # per context, of sampled labels
 SPARSE = {"mixture": "samples", "guarded": "samples"}  # all others: float32
 CONTEXTS = {"samples": 16384, "float32": 8192}
 TARGETS = 1024  # contexts, where no student is distilled
-STEPS, RATE = 200, 2e-3
+STEPS = 200
+RATE = 2e-3
 RULES = ("mixture", "guarded", "mean", "trimmed", "median", "geometric")
 STUDENT = {"kind": "transformer", "layers": 1, "width": 64, "heads": 4, "length": 32, "batch": 8}
 
@@ -80,9 +83,10 @@ def configuration(seed: int) -> Config:
 class Silent:
     """An observer that wants nothing."""
 
-    samples = squares = False
+    wants_samples = False
+    wants_squares = False
 
-    def look(self, sample: Sample) -> None:
+    def observe(self, sample: LogitSample) -> None:
         """Look at nothing."""
 
 
@@ -109,7 +113,8 @@ class Federation:
     @classmethod
     def make(cls, folder: Path, seed: int, contexts: int) -> Federation:
         """Prepare and train; what is in the folder already is not made again."""
-        config, store = configuration(seed), RunFolder(folder)
+        config = configuration(seed)
+        store = RunFolder(folder)
         one_thread(config.student.kind)
         folder.mkdir(parents=True, exist_ok=True)
         sequences = prepare(config, store).probe.sequences[: contexts // config.probe.length]
@@ -129,7 +134,8 @@ class Federation:
         if name not in ATTACKS:
             honest = self.logits if name == "none" else self.logits[:-MALICIOUS]
             return Labels(honest, [BITS] * len(honest), None)
-        attack, honest = ATTACKS[name], self.logits[:-MALICIOUS]
+        attack = ATTACKS[name]
+        honest = self.logits[:-MALICIOUS]
         others = np.mean([softmax(each, np.float32) for each in honest], axis=0)
         found = [
             attack.logits(View(own, others, np.random.default_rng(derive_seed(self.seed, name, number))))
@@ -141,9 +147,12 @@ class Federation:
 
     def combined(self, labels: Labels, rule: str, name: str) -> Combined:
         """Code the nodes' labels by the codec of this name, and combine the payloads."""
-        codec, contexts, vocab = codecs.get(name), min(CONTEXTS[name], self.sequences.size), self.base.vocab
+        codec = codecs.get(name)
+        contexts = min(CONTEXTS[name], self.sequences.size)
+        vocab = self.base.vocab
         prior = ArrayPrior(self.prior.array[:contexts]) if codec.traits.prior else None
-        plans, payloads = [], []
+        plans = []
+        payloads = []
         for node, (logits, bits) in enumerate(zip(labels.logits, labels.bits, strict=True)):
             plan = Plan(
                 run_key=derive_key(self.seed),
@@ -162,8 +171,8 @@ class Federation:
                 payload = labels.attack.payload(payload)
             payloads.append(payload)
             plans.append(plan)
-        chosen = configured(rules.get(rule), trim=MALICIOUS if rule == "trimmed" else None)
-        return combine(Replies(codec, chosen, payloads, plans), Silent(), threads=1)
+        chosen = with_trim(rules.get(rule), trim=MALICIOUS if rule == "trimmed" else None)
+        return combine_replies(Replies(codec, chosen, payloads, plans), Silent(), threads=1)
 
     def _payload(self, codec: Codec, plan: Plan, logits: Array, *, honest: bool) -> bytes:
         """Code a node's labels; what honest nodes send is the same in many cells."""

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.hostile_node import EVALUATE, HUGE, JOIN, TRAIN, environment
-from fpld.engines.flower.control import Control
-from fpld.engines.flower.home import Invitation, init_node
-from fpld.engines.flower.processes import LaunchError
-from tests.flower.machines import Machines, rounds
+from fpld.engines.flower.launch.processes import LaunchError
+from fpld.engines.flower.launch.runner import ControlClient
+from fpld.engines.flower.site.config import Invitation, init_node
+from tests.engines.flower.machines import Machines, rounds
 
 HONEST = ["north", "east"]
 EXPECTED = {  # the least that the trace must say of each
@@ -101,7 +101,9 @@ class Attacks:
     def __init__(self, folder: Path, deadline: float) -> None:
         length = f"rounds = {len(TRAIN) + 1}\nquorum = 2\ndeadline = {deadline}"
         self.machines = Machines(folder, ("rounds = 3", length))
-        self.folder, self.rows, self.peaks = folder, Rows(), dict[int, int]()
+        self.folder = folder
+        self.rows = Rows()
+        self.peaks = dict[int, int]()
 
     def wait(self, round: int, seconds: float = 900.0) -> None:
         """Wait until a round is closed."""
@@ -115,7 +117,7 @@ class Attacks:
 
     def _measure(self) -> None:
         """Note the most memory that the aggregator's own process has had by now."""
-        for identity in self.machines.processes(holding="flower.runner"):
+        for identity in self.machines.processes(holding="launch.runner"):
             with contextlib.suppress(OSError, IndexError):
                 status = Path(f"/proc/{identity}/status").read_text()
                 peak = int(status.split("VmHWM:")[1].split()[0]) >> 10
@@ -123,7 +125,8 @@ class Attacks:
 
     def start(self) -> None:
         """Start everyone: honest ones, the hostile one, one whose key is not registered, one without TLS."""
-        some, nodes = self.machines, self.folder / "nodes"
+        some = self.machines
+        nodes = self.folder / "nodes"
         some.aggregator()
         some.wait_for(lambda: "admitted" in some.said("aggregator"), 180)
         for name in HONEST:
@@ -154,7 +157,7 @@ class Attacks:
         }
         before = len(rounds(self.machines))
         try:
-            with Control(self.machines.address, self.folder / "certs/ca.pem") as control:
+            with ControlClient(self.machines.address, self.folder / "certs/ca.pem") as control:
                 control.start_run({name: text.encode() for name, text in files.items()})
             happened = "its code was imported at no end"
         except LaunchError as error:
@@ -170,7 +173,8 @@ class Attacks:
         data = bytearray(path.read_bytes())
         data[-100] ^= 8
         path.write_bytes(bytes(data))
-        before, offset = len(rounds(self.machines)), len(self.machines.said("aggregator"))
+        before = len(rounds(self.machines))
+        offset = len(self.machines.said("aggregator"))
         self.machines.aggregator("--resume")
         self.wait(before + 1)
         held = "going on from the one before it" in self.machines.said("aggregator")[offset:]
@@ -185,7 +189,8 @@ class Attacks:
         for number, name in enumerate(EVALUATE):
             self._judge(name, lines[number], "did not evaluate the student: ", trained=True)
         huge = list(TRAIN).index("a reply of 64 MiB")
-        before, after = self.peaks.get(huge), self.peaks.get(huge + 2)
+        before = self.peaks.get(huge)
+        after = self.peaks.get(huge + 2)
         held = before is not None and after is not None and after - before < HUGE >> 22
         peaks = f"its peak was {before} MiB before the reply of 64 MiB and {after} MiB after those of the next round"
         self.rows.append(Row("memory of the aggregator's process", peaks, held))
@@ -231,9 +236,9 @@ def mount(folder: Path, deadline: float) -> list[Row]:
 
 def misbehave(node: Path) -> None:
     """Run a SuperNode whose app is the hostile one."""
-    from fpld.engines.flower import supernode
+    from fpld.engines.flower.launch import node as supernode
 
-    setattr(supernode, "pinned_environment", environment)  # noqa: B010 - a name that is not exported
+    setattr(supernode, "supernode_environment", environment)  # noqa: B010 - a name that is not exported
     supernode.run_node(node, insecure=False, started=lambda _row: None)
 
 

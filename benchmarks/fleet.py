@@ -27,9 +27,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fpld import data
-from fpld.engines.flower.certs import make_certificates
-from fpld.engines.flower.home import Invitation, init_node
-from fpld.engines.flower.processes import free_port
+from fpld.engines.flower.credentials import make_certificates
+from fpld.engines.flower.launch.processes import free_port
+from fpld.engines.flower.site.config import Invitation, init_node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,7 @@ wait = 600.0
 """
 NODE = '\n[[nodes]]\nname = "{name}"\ncontext_bits = 60.0\ndata = "{folder}/texts/{name}"\n'
 PROBE = "1940-1969"
-PARTS = {"serverapp": b"fpld.engines.flower.runner", "superlink": b"flower.superlink"}
+PARTS = {"serverapp": b"fpld.engines.flower.launch.runner", "superlink": b"flower.patches.superlink"}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -87,9 +87,12 @@ class Watch:
     """Peak memory and processor time of the aggregator's processes, and when each round was closed."""
 
     def __init__(self, folder: Path) -> None:
-        self.peak, self.seconds = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
-        self.held, self.rounds = 0.0, list[dict[str, float]]()
-        self._folder, self._trace = folder, folder / "out/fpld/trace.jsonl"
+        self.peak = dict.fromkeys(PARTS, 0.0)
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.held = 0.0
+        self.rounds = list[dict[str, float]]()
+        self._folder = folder
+        self._trace = folder / "out/fpld/trace.jsonl"
         self._seen: dict[int, float] = {}
         self._over = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
@@ -117,14 +120,16 @@ class Watch:
             status = Path(f"/proc/{process}/status").read_text()
             self.peak[name] = max(self.peak[name], int(status.split("VmHWM:")[1].split()[0]) / 1000)
             fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
-            now, before = (int(fields[11]) + int(fields[12])) / _TICKS, self._seen.get(process, 0.0)
+            now = (int(fields[11]) + int(fields[12])) / _TICKS
+            before = self._seen.get(process, 0.0)
             self._seen[process] = now
             self.seconds[name] += now - before
 
 
 def processes(folder: Path) -> list[tuple[int, bytes]]:
     """Find the processes of Flower's whose home is in a folder, with their command lines."""
-    mark, found = f"FLWR_HOME={folder}/".encode(), []
+    mark = f"FLWR_HOME={folder}/".encode()
+    found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             identity = int(entry.name)
@@ -167,7 +172,9 @@ def measure(count: int, rounds: int, patience: float, *, simulated: bool) -> Row
     """Run a deployment; return its row."""
     kind = "simulated" if simulated else "real"
     with tempfile.TemporaryDirectory(prefix="fpld-fleet-") as name:
-        folder, running, watch = Path(name), list[subprocess.Popen[bytes]](), None
+        folder = Path(name)
+        running = list[subprocess.Popen[bytes]]()
+        watch = None
         files = prepare(folder, count, rounds)
         insecure = ["--insecure"] if simulated else []
         words = ["aggregator", folder / "run.toml", "--out", folder / "out", *insecure]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.fleet_nodes FOLDER      (with FOLDER/nodes/NAME/node.toml, one for each node)
 
-Each node has an id, connections, signs of life and questions for messages of its own, by the client of real nodes. Each
+Each node has an id, connections, heartbeats and polls of its own, by the client of real nodes. Each
 proves who it is to the aggregator with its own secret. The first node is whole: it trains on its text. Every other
 codes the first one's logits under its own plan, and says the first one's losses.
 """
@@ -26,27 +26,36 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supernode import fleet_http_connection
 
 from fpld.codecs import ArrayPrior
-from fpld.engines.flower import duties
-from fpld.engines.flower.home import NodeFile, open_home
-from fpld.engines.flower.identity import Letter, write_letter
-from fpld.engines.flower.payload import FRAME, LETTER, STUDENT, names, pack, unpack, unpack_files, unpack_task
-from fpld.engines.flower.polling import pace_life
-from fpld.engines.flower.waiting import WaitingClient
-from fpld.federation.keep import OWN
-from fpld.federation.predictions import Predictions
-from fpld.federation.probes import round_probe
-from fpld.federation.training import open_student
+from fpld.data.probe import round_probe
+from fpld.engines.flower.credentials import SignedMessage, sign_message
+from fpld.engines.flower.messages import (
+    FRAME,
+    SIGNED_MESSAGE,
+    STUDENT,
+    field_names,
+    pack_fields,
+    read_field,
+    unpack_files,
+    unpack_task,
+)
+from fpld.engines.flower.patches.long_poll import LongPollClient
+from fpld.engines.flower.patches.polling import set_heartbeat_interval
+from fpld.engines.flower.site import handlers
+from fpld.engines.flower.site.config import NodeFile, open_site
+from fpld.node.prior_cache import Predictions
+from fpld.node.training import open_student
 from fpld.numerics import centre
-from fpld.protocol.priors import ComputedPrior
-from fpld.protocol.wire import VERSION, seal
+from fpld.protocol.shared_prior import ComputedPrior
+from fpld.protocol.wire import VERSION, encode_frame
 from fpld.registry import codecs
+from fpld.storage.run_folder import OWN_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
-    from fpld.engines.flower.home import Home
+    from fpld.engines.flower.site.config import Site
     from fpld.protocol import Task
 
 THREADS = 6
@@ -65,7 +74,7 @@ class Done(NamedTuple):
 class First:
     """The first node, which is whole; what it has done is what the others send in their own names."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Site) -> None:
         self.home = home
         self._done: dict[str, Done] = {}
 
@@ -75,40 +84,44 @@ class First:
 
     def answer(self, content: RecordDict) -> RecordDict:
         """Do the work, and keep it for the others."""
-        letter, key = unpack(content, "letter", LETTER), _kind(content)
+        letter = read_field(content, "letter", SIGNED_MESSAGE)
+        key = _kind(content)
         if key == "join":
-            return pack(letter=(duties.join(self.home, letter), LETTER))
+            return pack_fields(letter=(handlers.handle_join(self.home, letter), SIGNED_MESSAGE))
         files = unpack_files(content)
-        student = unpack(content, "student", STUDENT) if "student" in names(content) else b""
+        student = read_field(content, "student", STUDENT) if "student" in field_names(content) else b""
         if key == "evaluate":
-            reply = pack(letter=(duties.evaluate(self.home, letter, files, student), LETTER))
+            reply = pack_fields(letter=(handlers.handle_evaluate(self.home, letter, files, student), SIGNED_MESSAGE))
             self._done[key] = Done(reply)
             return reply
         task = unpack_task(content)
-        frame, said = duties.train(self.home, letter, task, files, student)
-        reply = pack(frame=(frame, FRAME), **({} if said is None else {"letter": (said, LETTER)}))
+        frame, evaluation = handlers.handle_train(self.home, letter, task, files, student)
+        reply = pack_fields(
+            frame=(frame, FRAME), **({} if evaluation is None else {"letter": (evaluation, SIGNED_MESSAGE)})
+        )
         self._done[key] = Done(reply, *self._round(letter, task))
         return reply
 
     def _round(self, letter: bytes, task: Task) -> tuple[ArrayPrior | None, np.ndarray[Any, Any]]:
-        order = duties._order(self.home, letter, "train")
-        part, place = order.part, order.place
+        request = handlers.Request.parse(self.home, letter, "train")
+        part = request.spec
+        place = request.paths
         public = None if part.files.public is None else place.files / part.files.public
         probe = round_probe(place.files / part.files.probe, public, part.seed, task.plan.round)
         prior = None
         if task.notes is not None:
-            shared = open_student(place.files / part.files.student, duties._student(order, b""))
+            shared = open_student(place.files / part.files.student, handlers._unpack_student(request, b""))
             computed = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
             prior = ArrayPrior(computed.block(range(probe.contexts)))
-        return prior, centre(open_student(place.folder / OWN).logits(probe.sequences))
+        return prior, centre(open_student(place.folder / OWN_MODEL).logits(probe.sequences))
 
 
 def _kind(content: RecordDict) -> str:
-    body = Letter.parse(unpack(content, "letter", LETTER)).body
+    body = SignedMessage.parse(read_field(content, "letter", SIGNED_MESSAGE)).body
     return f"train {body['round']}" if body["kind"] == "train" else str(body["kind"])
 
 
-class Client(WaitingClient):
+class Client(LongPollClient):
     """A node's connections; the last one that was made is that of the node that signs on."""
 
     made: Client
@@ -159,7 +172,8 @@ class Node:
         if found is None:
             return None
         head, tree = found
-        run, identity = head.metadata.run_id, head.metadata.message_id
+        run = head.metadata.run_id
+        identity = head.metadata.message_id
         contents = {}
         for piece in dict.fromkeys(each.object_id for each in iterate_object_tree(tree)):
             contents[piece] = _whole(partial(pull, run, piece))
@@ -171,14 +185,14 @@ class Node:
     def _reply(self, content: RecordDict) -> RecordDict | None:
         if self.index == 0:
             return self.first.answer(content)
-        letter = Letter.parse(unpack(content, "letter", LETTER)).body
+        letter = SignedMessage.parse(read_field(content, "letter", SIGNED_MESSAGE)).body
         key = self._secret(bytes.fromhex(letter["session"]))
         if letter["kind"] == "join":
-            pace_life(int(letter["nodes"]))
+            set_heartbeat_interval(int(letter["nodes"]))
             missing = [] if self.files else letter["files"]
             answer = {"kind": "joined", "name": self.file.parent.name, "challenge": letter["challenge"]}
             more = {"missing": missing, "wire": VERSION, "student": None, "instance": ""}
-            return pack(letter=(write_letter(key, answer | more), LETTER))
+            return pack_fields(letter=(sign_message(key, answer | more), SIGNED_MESSAGE))
         self.files = True
         done = self.first.find(content)
         return None if done is None else self._repeated(content, done, key)
@@ -188,16 +202,17 @@ class Node:
         parts = {}
         if done.logits is not None:
             task = unpack_task(content)
-            plan, codec = replace(task.plan, prior=done.prior), codecs.get(task.codec)
-            parts["frame"] = seal(codec.encode([done.logits], plan), plan, codec.code, key=key), FRAME
-        if "letter" in names(done.content):
-            said = Letter.parse(unpack(done.content, "letter", LETTER)).body
-            parts["letter"] = write_letter(key, said), LETTER
-        return pack(**parts)
+            plan = replace(task.plan, prior=done.prior)
+            codec = codecs.get(task.codec)
+            parts["frame"] = encode_frame(codec.encode([done.logits], plan), plan, codec.code, key=key), FRAME
+        if "letter" in field_names(done.content):
+            said = SignedMessage.parse(read_field(done.content, "letter", SIGNED_MESSAGE)).body
+            parts["letter"] = sign_message(key, said), SIGNED_MESSAGE
+        return pack_fields(**parts)
 
     def _secret(self, session: bytes) -> bytes:
         if session not in self.secrets:
-            self.secrets[session] = open_home(self.file).secret(session)
+            self.secrets[session] = open_site(self.file).secret(session)
         return self.secrets[session]
 
     def _send(self, reply: Message) -> None:
@@ -224,11 +239,13 @@ def main() -> None:
     """Sign all nodes on, and let them work until this process is ended."""
     folder = Path(sys.argv[1])
     files = sorted(folder.glob("nodes/*/node.toml"))
-    address, first = NodeFile.read(files[0]).address, First(open_home(files[0]))
+    address = NodeFile.read(files[0]).address
+    first = First(open_site(files[0]))
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     fleet_http_connection.FleetHttpClient = Client  # type: ignore[attr-defined]
-    stack, turns = ExitStack(), threading.Semaphore(THREADS)
+    stack = ExitStack()
+    turns = threading.Semaphore(THREADS)
     threads = []
     for index, file in enumerate(files):
         calls = stack.enter_context(fleet_http_connection.http_request_response(address, insecure=True))

@@ -25,8 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fpld.config import load
-from fpld.engines.flower.processes import free_port
+from fpld.config import read_config
+from fpld.engines.flower.launch.processes import free_port
 
 EXAMPLE = Path(__file__).parent.parent / "examples/flower/federation.toml"
 
@@ -35,7 +35,9 @@ class Relay:
     """Pass connections on, and count what goes up (to the aggregator) and down."""
 
     def __init__(self, target: int) -> None:
-        self.target, self.port, self.bytes = target, free_port(), Counter[str]()
+        self.target = target
+        self.port = free_port()
+        self.bytes = Counter[str]()
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -70,7 +72,8 @@ class Rounds:
     """What the relays had counted whenever a round was closed."""
 
     def __init__(self, out: Path, relays: dict[str, Relay]) -> None:
-        self._trace, self._relays = out / "fpld/trace.jsonl", relays
+        self._trace = out / "fpld/trace.jsonl"
+        self._relays = relays
         self.seen: list[dict[str, Counter[str]]] = []
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -103,12 +106,15 @@ def worked(folder: Path) -> dict[int, float]:
 
 def measure(folder: Path, rounds: Rounds, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what a round took: a row for each node, and the seconds beyond the slowest node's work."""
-    names, values = list(rounds.seen[0]), lines[0]["bits_sent"]
+    names = list(rounds.seen[0])
+    values = lines[0]["bits_sent"]
     unit = lines[0]["payload_bytes"] / sum(values)  # bytes of a bit per coordinate
-    weights, rows = (folder / "out/student.safetensors").stat().st_size, []
+    weights = (folder / "out/student.safetensors").stat().st_size
+    rows = []
     for index, name in enumerate(names):
         payload = [round(line["bits_sent"][index] * unit) for line in lines[1:]]
-        up, down = rounds.of(name, "up"), rounds.of(name, "down")
+        up = rounds.of(name, "up")
+        down = rounds.of(name, "down")
         beyond = median(u - p for u, p in zip(up, payload, strict=False))
         row = {"node": name, "payload": median(payload), "up": median(up), "beyond": beyond, "down": median(down)}
         rows.append({key: value if key == "node" else round(value) for key, value in row.items()})
@@ -136,7 +142,7 @@ def main() -> None:
     parser.add_argument("--weight-bits", type=int, choices=[16, 32], default=32, help="of the student (default: 32)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured there too")
     arguments = parser.parse_args()
-    config, text = load(arguments.config)
+    config, text = read_config(arguments.config)
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -146,7 +152,8 @@ def main() -> None:
         bits = f"[combine]\nweight_bits = {arguments.weight_bits}\n"
         text = text.replace("[combine]\n", bits) if "[combine]\n" in text else f"{text}\n{bits}"
         (folder / "run.toml").write_text(f"{text}{flower}wait = 600.0\n")
-        relays, nodes = {}, []
+        relays = {}
+        nodes = []
         for node in config.nodes:
             relay = relays[node.name] = Relay(port)
             subprocess.run(fpld("certs", "--address", f"127.0.0.1:{relay.port}", "--out", folder / "certs"), check=True)

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.engines.flower.payload import FRAME, LETTER, Shelf, names, pack, put, unpack
+from fpld.engines.flower.messages import (
+    FRAME,
+    SIGNED_MESSAGE,
+    SharedArrays,
+    add_field,
+    field_names,
+    pack_fields,
+    read_field,
+)
 from fpld.protocol.wire import CHECKSUM_BYTES, HEADER, _checksum
 from fpld.storage.files import write_atomic
 
@@ -46,7 +54,7 @@ class Scene:
 
 def framed(frame: bytes) -> RecordDict:
     """Return the content of a reply with a frame."""
-    return pack(frame=(frame, FRAME))
+    return pack_fields(frame=(frame, FRAME))
 
 
 def relabelled(scene: Scene, field: int, value: Any, key: bytes | None = None) -> RecordDict:
@@ -77,7 +85,7 @@ def folded(_scene: Scene) -> RecordDict:
 
     setattr(Array, "deflate", folding)  # noqa: B010 - a method of another's
     content = RecordDict()
-    put(content, "frame", bytes(100_000), FRAME, shared=Shelf())
+    add_field(content, "frame", bytes(100_000), FRAME, shared=SharedArrays())
     return content
 
 
@@ -106,12 +114,14 @@ def slow(scene: Scene) -> RecordDict:
 
 def evaluated(**changes: Any) -> Callable[[Scene], RecordDict]:
     """Return an attack on an evaluation: the right letter with other values, and a right tag."""
-    from fpld.engines.flower.identity import Letter, write_letter
+    from fpld.engines.flower.credentials import SignedMessage, sign_message
 
     def change(scene: Scene) -> RecordDict:
         key = changes.get("key", scene.key)
         told = {name: value for name, value in changes.items() if name != "key"}
-        return pack(letter=(write_letter(key, {**Letter.parse(scene.right).body, **told}), LETTER))
+        return pack_fields(
+            letter=(sign_message(key, {**SignedMessage.parse(scene.right).body, **told}), SIGNED_MESSAGE)
+        )
 
     return change
 
@@ -146,32 +156,40 @@ def attack(message: Message, context: Context) -> Message:
     """Answer as our ClientApp does, with what this round's attack makes of it."""
     from flwr.app import Message as Reply
 
-    from fpld.engines.flower.client import client_app, home_of
-    from fpld.engines.flower.identity import Letter, write_letter
+    from fpld.engines.flower.client import client_app, site_of
+    from fpld.engines.flower.credentials import SignedMessage, sign_message
 
-    reply, home = client_app()(message, context), home_of(context)
-    letter = Letter.parse(unpack(message.content, "letter", LETTER)).body
-    key, kind = home.secret(bytes.fromhex(letter["session"])), message.metadata.message_type
+    reply = client_app()(message, context)
+    home = site_of(context)
+    letter = SignedMessage.parse(read_field(message.content, "letter", SIGNED_MESSAGE)).body
+    key = home.secret(bytes.fromhex(letter["session"]))
+    kind = message.metadata.message_type
     if kind == "query.join":
         if (home.folder / "joined").exists():
             return reply
         (home.folder / "joined").touch()
-        body = Letter.parse(unpack(reply.content, "letter", LETTER)).body
-        return Reply(pack(letter=(write_letter(key, {**body, "name": ESCAPES + "south"}), LETTER)), reply_to=message)
+        body = SignedMessage.parse(read_field(reply.content, "letter", SIGNED_MESSAGE)).body
+        return Reply(
+            pack_fields(letter=(sign_message(key, {**body, "name": ESCAPES + "south"}), SIGNED_MESSAGE)),
+            reply_to=message,
+        )
     content = reply.content
     if kind == "train":
         round = int(letter["round"])
-        scene = Scene(unpack(content, "frame", FRAME), key, home.folder, round)
+        scene = Scene(read_field(content, "frame", FRAME), key, home.folder, round)
         (home.folder / f"frame-{round}").write_bytes(scene.right)
         attacks = list(TRAIN.values())
         content = attacks[round - 1](scene) if round <= len(attacks) else content
-    told, lies = letter.get("evaluate", letter["round"] if kind == "evaluate" else 0), list(EVALUATE.values())
-    if told > 0 and "letter" in names(reply.content):
-        right = unpack(reply.content, "letter", LETTER)
+    told = letter.get("evaluate", letter["round"] if kind == "evaluate" else 0)
+    lies = list(EVALUATE.values())
+    if told > 0 and "letter" in field_names(reply.content):
+        right = read_field(reply.content, "letter", SIGNED_MESSAGE)
         lie = (
-            lies[told - 1](Scene(right, key, home.folder, told)) if told <= len(lies) else pack(letter=(right, LETTER))
+            lies[told - 1](Scene(right, key, home.folder, told))
+            if told <= len(lies)
+            else pack_fields(letter=(right, SIGNED_MESSAGE))
         )
-        put(content, "letter", unpack(lie, "letter", LETTER), LETTER)
+        add_field(content, "letter", read_field(lie, "letter", SIGNED_MESSAGE), SIGNED_MESSAGE)
     return Reply(content, reply_to=message)
 
 
@@ -184,7 +202,8 @@ def pin() -> None:
         return
     from flwr.supernode import start_client_internal as node
 
-    name, mark = "push_object_contents_from_iterable", Path(os.environ[HOME]) / SLOW
+    name = "push_object_contents_from_iterable"
+    mark = Path(os.environ[HOME]) / SLOW
     push = getattr(node, name)
 
     def keep_back(contents: Any, **named: Any) -> None:

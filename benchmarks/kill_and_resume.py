@@ -78,7 +78,8 @@ def undisturbed(config: Path, folder: Path) -> Undisturbed:
 
 def begin(config: Path, out: Path) -> subprocess.Popen[bytes]:
     """Start or resume in a process group of its own, and wait until it works."""
-    quiet, since = subprocess.DEVNULL, time.time()
+    quiet = subprocess.DEVNULL
+    since = time.time()
     victim = subprocess.Popen(command(config, out), stdout=quiet, stderr=quiet, start_new_session=True)
     status = out / "status.json"
     while victim.poll() is None and not (status.exists() and status.stat().st_mtime >= since):
@@ -99,9 +100,14 @@ class Kills:
     """Runs that are killed and resumed, until there were as many kills as wanted."""
 
     def __init__(self, config: Path, folder: Path, expected: Undisturbed, seed: int) -> None:
-        self.config, self.folder, self.seed = config, folder, seed
+        self.config = config
+        self.folder = folder
+        self.seed = seed
         self.span, self.expected = expected
-        self.kills, self.differing, self._runs, self._lock = 0, list[int](), 0, threading.Lock()
+        self.kills = 0
+        self.differing = list[int]()
+        self._runs = 0
+        self._lock = threading.Lock()
 
     def run(self, wanted: int) -> None:
         """Kill runs one after the other until there were so many kills, in this thread and others together."""
@@ -114,10 +120,13 @@ class Kills:
             self._one(number)
 
     def _one(self, number: int) -> None:
-        out, moments = self.folder / f"run-{number}", random.Random(f"{self.seed}/{number}")  # noqa: S311
+        out = self.folder / f"run-{number}"
+        moments = random.Random(f"{self.seed}/{number}")  # noqa: S311
         times: list[str] = []
         for _ in range(EACH):
-            victim, begun, seconds = begin(self.config, out), time.monotonic(), moments.random() * self.span
+            victim = begin(self.config, out)
+            begun = time.monotonic()
+            seconds = moments.random() * self.span
             with contextlib.suppress(subprocess.TimeoutExpired):
                 victim.wait(seconds)
             if not kill(victim):  # it was quicker than the undisturbed one: so are the next
@@ -196,11 +205,13 @@ def damaged(config: Path, folder: Path, expected: Undisturbed, *, cases: int, se
     """Damage runs, resume them; return file, damage and outcome of each."""
     other = config.with_name("other.toml")
     other.write_text(config.read_text().replace("seed = 5", "seed = 6"))
-    source, foreign = stopped(config, folder / "stopped"), stopped(other, folder / "other")
+    source = stopped(config, folder / "stopped")
+    foreign = stopped(other, folder / "other")
     names = [str(path.relative_to(source)) for path in sorted(source.rglob("*")) if path.is_file()]
     chosen = [name for name in names if Path(name).name not in SHOWN and "/nodes/1/" not in name]
     pairs = [(name, how) for name in chosen for how in DAMAGES if (source / name).stat().st_size]
-    rng, rows = random.Random(seed), list[tuple[str, str, str]]()  # noqa: S311
+    rng = random.Random(seed)  # noqa: S311
+    rows = list[tuple[str, str, str]]()
     rng.shuffle(pairs)
     pairs.sort(key=lambda pair: "checkpoint." not in pair[0] and "state." not in pair[0])  # the newest states first
     for name, how in pairs:

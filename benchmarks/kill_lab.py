@@ -31,8 +31,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.flower.conftest import NAMES
-from tests.flower.machines import Machines, rounds
+from tests.engines.flower.conftest import NAMES
+from tests.engines.flower.machines import Machines, rounds
 
 KINDS = ("node", "superlink", "aggregator")
 ROUNDS = 24  # of a federation
@@ -49,7 +49,9 @@ class Lab:
 
     def __init__(self, folder: Path, rng: random.Random, *changes: tuple[str, str], rounds: int = ROUNDS) -> None:
         self.machines = Machines(folder, ("rounds = 3", f"rounds = {rounds}"), *changes)
-        self._rng, self._rounds, self._starts = rng, rounds, 0
+        self._rng = rng
+        self._rounds = rounds
+        self._starts = 0
         self.machines.undisturbed()
         self.machines.start_all()
         self._wait(NAMES, 0.0)
@@ -62,7 +64,8 @@ class Lab:
         """Kill at a random moment of so many seconds; return how soon it has healed."""
         time.sleep(self._rng.uniform(0.0, span))
         victim = self._rng.choice(NAMES) if kind == "node" else kind
-        self._starts, number = 1, len(rounds(self.machines)) + 1
+        self._starts = 1
+        number = len(rounds(self.machines)) + 1
         begun, since = getattr(self, f"_{kind}")(victim)
         healed = self._wait((victim,) if kind == "node" else NAMES, since)
         seconds = None if healed is None else round(healed - begun, 2)
@@ -80,7 +83,7 @@ class Lab:
         return time.time(), self._listening(now=True)
 
     def _superlink(self, _name: str) -> tuple[float, float]:
-        (identity,) = self.machines.processes(holding="flower.superlink")
+        (identity,) = self.machines.processes(holding="patches.superlink")
         begun = time.time()
         os.kill(identity, signal.SIGKILL)
         self._listening(now=False)
@@ -88,7 +91,9 @@ class Lab:
 
     def _listening(self, *, now: bool) -> float:
         """Wait until a SuperLink listens, or none does any more: a message from before is not one of the new one."""
-        end, found = time.time() + PATIENCE, not now  # other than wanted, so that it is looked at least once
+        # other than wanted, so that it is looked at least once
+        end = time.time() + PATIENCE
+        found = not now
         host, port = self.machines.address.split(":")
         while found != now and time.time() < end:
             try:
@@ -143,7 +148,8 @@ class Lab:
 
 def federation(folder: Path, kinds: list[str], rng: random.Random, end: float) -> Row:
     """Run a federation and kill by turns what is in the list, as long as there are rounds and time; return its row."""
-    lab, kills = Lab(folder, rng), list[Row]()
+    lab = Lab(folder, rng)
+    kills = list[Row]()
     try:
         while kinds and lab.open() and time.time() < end:
             kills.append(lab.strike(kinds.pop()))

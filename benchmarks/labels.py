@@ -9,7 +9,7 @@ draws and minibatches go by each run's seed. Writes labels.csv, labels.png and l
 are kept, so that a study that was stopped goes on, and `--megabytes 10` adds a budget.
 `python -m docs.kept_results equal-bytes out` keeps the rows for docs/results.md.
 
-Contexts for a budget: sampled labels by the model of `fpld.budget.contexts`; the predictive codec at 0.27 and the
+Contexts for a budget: sampled labels by the model of `fpld.planner.contexts`; the predictive codec at 0.27 and the
 uniform one at 1.5 bits per coordinate, which in trials taught more than more contexts in fewer bits. A budget that is
 less than 2000 contexts for a codec is left out.
 """
@@ -28,23 +28,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import config as configuration
-from fpld.budget.contexts import DEMONSTRATION, best_contexts, fit_loss
 from fpld.codecs.prior import ArrayPrior, in_eighths
 from fpld.data import ProbeSet
-from fpld.federation.bases import base_file
-from fpld.federation.keep import OWN
-from fpld.federation.probes import PROBE, PUBLIC
-from fpld.federation.training import heldout_losses, open_student
-from fpld.protocol.combine import combine
-from fpld.protocol.replies import Replies, Silent
+from fpld.node.spec import base_file
+from fpld.node.training import open_student
+from fpld.planner.contexts import DEMONSTRATION, best_contexts, fit_loss
+from fpld.protocol.combine import NullObserver, Replies
+from fpld.protocol.fast_paths import combine_replies
 from fpld.registry import codecs
-from fpld.report.figures import save_figure
+from fpld.report.draw import save_figure
 from fpld.rules import MIXTURE
 from fpld.seeds import derive_key, derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.files import write_csv
-from fpld.storage.folder import HELDOUT
+from fpld.storage.run_folder import HELDOUT, OWN_MODEL, PROBE, PUBLIC
 from fpld.students import read_state
+from fpld.students.heldout import heldout_losses
 from fpld.types import Plan
 
 if TYPE_CHECKING:
@@ -52,15 +51,18 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from fpld.rules.target import Target
+    from fpld.target import Target
 
     Row = dict[str, Any]
     Name = tuple[Any, ...]
 
 MEGABYTES = (0.5, 2.0, 10.0)
 BITS = {"predictive": 0.27, "uniform": 1.5}  # per coordinate
-STEPS, RATE = 600, 1.5e-3
-LEAST_CONTEXTS, NODES, VOCAB = 2000, 5, 1024
+STEPS = 600
+RATE = 1.5e-3
+LEAST_CONTEXTS = 2000
+NODES = 5
+VOCAB = 1024
 
 NAME = ("run", "codec", "megabytes")  # the columns that name a row
 KINDS: dict[str, Callable[[str], Any]] = {
@@ -98,9 +100,12 @@ def contexts_for(codec: str, size: float, nodes: int, vocab: int, most: int) -> 
 
 def measure(case: Case) -> Row:
     """Distil and evaluate a student."""
-    config, _ = configuration.load(case.run / "config.toml")
-    seed, length, nodes = config.run.seed, config.probe.length, len(config.nodes)
-    base, public = case.run / base_file(config, None), read_arrays(case.run / PUBLIC)[0]["tokens"]
+    config, _ = configuration.read_config(case.run / "config.toml")
+    seed = config.run.seed
+    length = config.probe.length
+    nodes = len(config.nodes)
+    base = case.run / base_file(config, None)
+    public = read_arrays(case.run / PUBLIC)[0]["tokens"]
     windows = public[: len(public) // length * length].reshape(-1, length)
     vocab = ProbeSet.load(case.run / PROBE).vocab
     wanted = contexts_for(case.codec, 1e6 * case.megabytes, nodes, vocab, windows.size) // length
@@ -123,9 +128,11 @@ def measure(case: Case) -> Row:
 
 def labels(case: Case, base: Path, sequences: np.ndarray[Any, Any], nodes: int, seed: int) -> tuple[Target, int]:
     """Return what the nodes' payloads are combined to, and their bytes."""
-    codec, reference = codecs.get(case.codec), open_student(base)
+    codec = codecs.get(case.codec)
+    reference = open_student(base)
     prior = ArrayPrior(np.concatenate([in_eighths(block) for block in reference.logit_blocks(sequences)]))
-    payloads, plans = [], []
+    payloads = []
+    plans = []
     for node in range(nodes):
         plan = Plan(
             run_key=derive_key(seed),
@@ -139,10 +146,10 @@ def labels(case: Case, base: Path, sequences: np.ndarray[Any, Any], nodes: int, 
             slots=nodes,
             prior=prior if codec.traits.prior else None,
         )
-        model = open_student(base, read_state(case.run / f"fpld/nodes/{node}/{OWN}"))
+        model = open_student(base, read_state(case.run / f"fpld/nodes/{node}/{OWN_MODEL}"))
         payloads.append(codec.encode(model.logit_blocks(sequences), plan))
         plans.append(plan)
-    return combine(Replies(codec, MIXTURE, payloads, plans), Silent()).target, sum(map(len, payloads))
+    return combine_replies(Replies(codec, MIXTURE, payloads, plans), NullObserver()).target, sum(map(len, payloads))
 
 
 def draw(rows: list[Row], figure: Figure) -> None:

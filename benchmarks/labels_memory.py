@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.scaling import peak, resident
-from fpld.codecs.prior import block_digest, in_eighths, join_digests, ranges
+from fpld.codecs.prior import block_digest, block_ranges, in_eighths, join_digests
 from fpld.codecs.samples.codec import SAMPLES
-from fpld.federation.predictions import Predictions
-from fpld.federation.training import open_student
+from fpld.node.prior_cache import Predictions
+from fpld.node.training import open_student
 from fpld.protocol import Aggregator, Budget, Settings
-from fpld.protocol.priors import Block, ComputedPrior, collect, take_notes
-from fpld.protocol.wire import seal
+from fpld.protocol.shared_prior import ComputedPrior, RoundedBlock, collect_notes, round_blocks
+from fpld.protocol.wire import encode_frame
 from fpld.students.configs import TransformerConfig
 from fpld.students.transformer import Transformer
 
@@ -36,10 +36,12 @@ if TYPE_CHECKING:
 
     from fpld.codecs import Prior
     from fpld.students import Student
-    from fpld.types import Plan
+    from fpld.types import Array, Plan
 
-Array = np.ndarray[Any, np.dtype[Any]]
-PERIOD, BLOCK, LENGTH = 64, 32, 32  # contexts that differ, contexts at a time, and of a sequence
+# contexts that differ, contexts at a time, and of a sequence
+PERIOD = 64
+BLOCK = 32
+LENGTH = 32
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,7 +54,7 @@ class Repeated:
     @property
     def digest(self) -> bytes:
         """Return the digest of all integers, as a prior has it; blocks repeat as well."""
-        keys = [(rows.start % PERIOD, len(rows)) for rows in ranges(self.shape)]
+        keys = [(rows.start % PERIOD, len(rows)) for rows in block_ranges(self.shape)]
         found = {key: block_digest(self.block(range(key[0], sum(key)))) for key in set(keys)}
         return join_digests(b"".join(found[key] for key in keys))
 
@@ -107,16 +109,17 @@ def node_logits(expected: Repeated, node: int) -> Repeated:
 
 def computed_prior(expected: Repeated, student: Student) -> ComputedPrior:
     """Return the prior as an aggregator has it that computes it; what is noted of it repeats as well."""
-    shape, found = expected.shape, dict[tuple[int, int], Block]()
+    shape = expected.shape
+    found = dict[tuple[int, int], RoundedBlock]()
 
-    def noted() -> Iterator[Block]:
-        for rows in ranges(shape):
+    def noted() -> Iterator[RoundedBlock]:
+        for rows in block_ranges(shape):
             key = rows.start % PERIOD, len(rows)
             if key not in found:
-                (found[key],) = take_notes([expected.block(rows)], (len(rows), shape[1]))
+                (found[key],) = round_blocks([expected.block(rows)], (len(rows), shape[1]))
             yield found[key]
 
-    return ComputedPrior(Predictions(student, sequences_of(shape)), collect(noted(), shape))
+    return ComputedPrior(Predictions(student, sequences_of(shape)), collect_notes(noted(), shape))
 
 
 def aggregator_of(shape: tuple[int, int], nodes: int, bits: float, prior: Prior) -> tuple[Aggregator, list[Plan]]:
@@ -146,7 +149,7 @@ def encode(expected: Repeated, nodes: int, bits: float, node: int, path: Path) -
     shape = expected.shape
     _, plans = aggregator_of(shape, nodes, bits, Repeated(shape, in_eighths(expected.table)))
     payload = SAMPLES.encode(node_logits(expected, node).blocks(), plans[node])
-    path.write_bytes(seal(payload, plans[node], SAMPLES.code))
+    path.write_bytes(encode_frame(payload, plans[node], SAMPLES.code))
 
 
 def aggregate(expected: Repeated, bits: float, frames: list[Path], student: Student | None) -> dict[str, Any]:
@@ -155,7 +158,9 @@ def aggregate(expected: Repeated, bits: float, frames: list[Path], student: Stud
     table = Repeated(shape, in_eighths(expected.table))
     prior = table if student is None else computed_prior(expected, student)
     aggregator, _ = aggregator_of(shape, len(frames), bits, prior)
-    before, start, sent = resident(), time.perf_counter(), 0
+    before = resident()
+    start = time.perf_counter()
+    sent = 0
     for node, path in enumerate(frames):
         data = path.read_bytes()
         sent += len(data)

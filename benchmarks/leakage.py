@@ -17,27 +17,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import config as configuration
-from fpld.audit.attacks import Sent, label_scores, model_scores, own_target, surrogate
-from fpld.audit.run import DELTA, PLAN, Plan, attack_row, draw_canaries
+from fpld.audit.attacks import ObservedReply, distill_surrogate, label_scores, model_scores, node_target
+from fpld.audit.run import AUDIT_PLAN_FILE, DEFAULT_DELTA, AuditPlan, attack_row, draw_canaries
 from fpld.codecs.prior import ArrayPrior, in_eighths
 from fpld.data import ProbeSet
-from fpld.federation.bases import base_file
-from fpld.federation.keep import OWN
-from fpld.federation.probes import PROBE
-from fpld.federation.training import open_student
+from fpld.node.spec import base_file
+from fpld.node.training import open_student
 from fpld.registry import codecs
-from fpld.report.figures import save_figure
+from fpld.report.draw import save_figure
 from fpld.rules import MIXTURE
 from fpld.seeds import derive_key, derive_seed
 from fpld.storage.files import write_csv
-from fpld.storage.folder import RunFolder
+from fpld.storage.run_folder import OWN_MODEL, PROBE, RunFolder
 from fpld.students import read_state
 from fpld.types import Plan as Coding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fpld.audit.canaries import Canaries
+    from fpld.audit.attacks import Canaries
     from fpld.config import Config
 
     Row = dict[str, Any]
@@ -63,26 +61,28 @@ class Node(NamedTuple):
 
     config: Config
     run: RunFolder
-    plan: Plan
+    plan: AuditPlan
     probe: ProbeSet
     sets: list[Canaries]
 
 
 def open_node(folder: Path) -> Node:
     """Return the node that an audit has left behind."""
-    config, _ = configuration.load(folder / "config.toml")
-    run, probe = RunFolder(folder), ProbeSet.load(folder / PROBE)
-    plan = Plan(**run.read_json(PLAN))
+    config, _ = configuration.read_config(folder / "config.toml")
+    run = RunFolder(folder)
+    probe = ProbeSet.load(folder / PROBE)
+    plan = AuditPlan(**run.read_json(AUDIT_PLAN_FILE))
     return Node(config, run, plan, probe, draw_canaries(run, probe, plan, config.run.seed))
 
 
 def measure(node: Node, codec: str, bits: float) -> list[Row]:
     """Send the node's labels by a codec within a budget, and attack them."""
-    config, base = node.config, node.run.path / base_file(node.config, None)
+    config = node.config
+    base = node.run.path / base_file(node.config, None)
     before = open_student(base)
     sent = _sent(node, codec, bits)
     options = {"steps": config.distill.steps, "rate": config.distill.rate, "seed": derive_seed(0, codec, round(bits))}
-    state = surrogate(base, before.state(), node.probe, own_target(sent, MIXTURE), options, None)
+    state = distill_surrogate(base, before.state(), node.probe, node_target(sent, MIXTURE), options, None)
     alone = open_student(base, state)
     rows = []
     for canaries in node.sets:
@@ -90,13 +90,14 @@ def measure(node: Node, codec: str, bits: float) -> list[Row]:
         if canaries.contexts is not None:
             scores["labels"] = label_scores(sent, canaries, before, node.probe.sequences)
         known = {"codec": codec, "context_bits": 8 * len(sent.payload) / node.probe.contexts}
-        rows += [known | attack_row(canaries, name, found, DELTA, None, 0) for name, found in scores.items()]
+        rows += [known | attack_row(canaries, name, found, DEFAULT_DELTA, None, 0) for name, found in scores.items()]
     return rows
 
 
-def _sent(node: Node, codec: str, bits: float) -> Sent:
+def _sent(node: Node, codec: str, bits: float) -> ObservedReply:
     base = node.run.path / base_file(node.config, None)
-    coding, sequences = codecs.get(codec), node.probe.sequences
+    coding = codecs.get(codec)
+    sequences = node.probe.sequences
     prior = None
     if coding.traits.prior:
         blocks = open_student(base).logit_blocks(sequences)
@@ -105,8 +106,8 @@ def _sent(node: Node, codec: str, bits: float) -> Sent:
         run_key=derive_key(0), round=1, node=0, probe=bytes(32), contexts=node.probe.contexts, vocab=node.probe.vocab,
         bits=bits, prior=prior,
     )  # fmt: skip
-    model = open_student(base, read_state(node.run.path / f"fpld/nodes/{node.plan.node}/{OWN}"))
-    return Sent(coding, coding.encode(model.logit_blocks(sequences), plan), plan)
+    model = open_student(base, read_state(node.run.path / f"fpld/nodes/{node.plan.node}/{OWN_MODEL}"))
+    return ObservedReply(coding, coding.encode(model.logit_blocks(sequences), plan), plan)
 
 
 def draw(rows: list[Row], figure: Figure) -> None:
@@ -135,7 +136,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for table and figure (default: out)")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    node, rows = open_node(arguments.run), list[Any]()
+    node = open_node(arguments.run)
+    rows = list[Any]()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for codec, bits in CASES:
         rows += measure(node, codec, bits)

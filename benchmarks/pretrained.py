@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fpld.config import load
-from fpld.rules.target import Target
+from fpld.config import read_config
 from fpld.students.huggingface import HuggingFace
+from fpld.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 OUT = Path(__file__).parent.parent / "out" / "bench"
-WINDOWS, LENGTH, STEPS = 8, 64, 4
+WINDOWS = 8
+LENGTH = 64
+STEPS = 4
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -45,7 +47,8 @@ def measure(student: HuggingFace) -> dict[str, float]:
     rng = np.random.default_rng(0)
     warm, new, probe = rng.integers(0, student.vocab, (3, WINDOWS, LENGTH))
     text = rng.integers(0, student.vocab, 4096)
-    starts, reference = np.zeros(probe.size + 1, np.int64), student.copy()
+    starts = np.zeros(probe.size + 1, np.int64)
+    reference = student.copy()
     unchanged = Target.sparse(starts, np.zeros(0, np.int32), np.zeros(0, np.float32), vocab=student.vocab)
     with torch.inference_mode():
         student.features(warm)  # the first pass of a process takes longer
@@ -65,7 +68,7 @@ def measure(student: HuggingFace) -> dict[str, float]:
 def main() -> None:
     """Measure and keep."""
     torch.set_num_threads(1)
-    student = HuggingFace(load("huggingface")[0].student.settings, seed=0)
+    student = HuggingFace(read_config("huggingface")[0].student.settings, seed=0)
     rows = [{"step": name, "seconds": found} for name, found in measure(student).items()]
     for row in rows:
         print(f"{row['seconds']:6.2f} s  {row['step']}")

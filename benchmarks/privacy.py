@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import config as configuration
 from fpld.cli.arguments import numbers
-from fpld.engines.local.run import run
+from fpld.engines.local import run_local
 from fpld.storage.files import write_csv
 
 if TYPE_CHECKING:
@@ -66,12 +66,12 @@ def main() -> None:
     for epsilon in given.epsilons:
         found = []
         for seed in map(int, given.seeds):
-            config, text = configuration.load(given.preset, seed=seed)
+            config, text = configuration.read_config(given.preset, seed=seed)
             config = promising(config, epsilon, changes, given.rate)
             folder = given.out / f"{given.preset}-{given.unit}-{epsilon:g}" / f"seed-{seed}"
             if not (folder / "result.json").exists():
                 said = {"epsilon": epsilon, "rate": config.local.rate, **changes}
-                run(config, f"{text}\n# {said}\n", folder, resume=folder.exists())
+                run_local(config, f"{text}\n# {said}\n", folder, resume=folder.exists())
             found.append(losses(folder))
         row: Row = {"preset": given.preset, "unit": given.unit, "epsilon": epsilon, "runs": len(found)}
         for name in (*SHOWN, "ahead"):

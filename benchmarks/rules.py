@@ -26,16 +26,17 @@ from fpld.cli.arguments import words
 from fpld.cli.output import Output
 from fpld.config import NodeSection
 from fpld.errors import FpldError, InputError
-from fpld.federation.bases import base_file
 from fpld.federation.prepare import prepare
-from fpld.federation.training import heldout_losses, one_thread
+from fpld.node.spec import base_file
+from fpld.node.training import one_thread
 from fpld.numerics import log_softmax, log_sum_exp
 from fpld.registry import rules as registry
 from fpld.rules import combine
 from fpld.seeds import derive_seed
-from fpld.storage.folder import HELDOUT, RunFolder, text_file
+from fpld.storage.run_folder import HELDOUT, RunFolder, text_file
 from fpld.students import load
-from fpld.types import Decoded
+from fpld.students.heldout import heldout_losses
+from fpld.types import Array, Decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from fpld.config import Config
     from fpld.students import Student
 
-Array = np.ndarray[Any, np.dtype[Any]]
 log = logging.getLogger("fpld.benchmarks.rules")
 
 ROUNDS = 2
@@ -56,12 +56,12 @@ TOPICS = ("People", "Biology and health sciences", "Physical sciences", "Arts", 
 
 def presidents() -> Config:
     """Return the demonstration: an era at each node."""
-    return configuration.load("demo")[0]
+    return configuration.read_config("demo")[0]
 
 
 def hospitals() -> Config:
     """Return the hospitals: a specialty at each node."""
-    return configuration.load("hospitals")[0]
+    return configuration.read_config("hospitals")[0]
 
 
 def wikipedia() -> Config:

@@ -71,17 +71,20 @@ def _round(nodes: int, contexts: int, vocab: int, rule: str) -> dict[str, Any]:
     logits = np.random.default_rng(0).standard_normal((contexts, vocab), np.float32)
     for k in range(nodes):
         start = time.perf_counter()
-        node, task, _ = Node(k, bytes(32)).receive(tasks[k].to_bytes())
+        task = tasks[k]
+        node, _ = Node(k, bytes(32)).receive(task)
         _, frame = node.answer(task, logits)
         coding += time.perf_counter() - start
-        start, used = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        used = time.process_time()
         receipt = aggregator.frame(k, frame)
         checking += time.perf_counter() - start
         processor += time.process_time() - used
         if receipt.verdict != "accepted":
             raise SystemExit(f"a frame was refused: {receipt.reason}")
         frame_bytes += len(frame)
-    start, used = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    used = time.process_time()
     aggregator.close()
     aggregator.combine()
     combining = time.perf_counter() - start

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 LINE = 120  # characters; tables and code may be longer
-RULE, MOST, SHARE = 25, 40, 0.1  # words of a sentence: the rule, the most, and which share of a page may break the rule
+# words of a sentence: the rule, the most, and which share of a page may break the rule
+RULE = 25
+MOST = 40
+SHARE = 0.1
 HISTORY = re.compile(
     r"\b(until now|formerly|previously|no longer|used to (?:be|have|do)|since then|has since|in the past|"
     r"in an? (?:earlier|old|older) version|as it was|not yet|was changed|has changed|were changed|now|anymore|"
@@ -62,14 +65,16 @@ def prose(text: str) -> Iterator[tuple[int, str]]:
 
 def sentences(text: str) -> Iterator[tuple[int, str]]:
     """Yield each sentence with the line that it begins in."""
-    start, block = 0, ""
+    start = 0
+    block = ""
     for number, line in [*prose(text), (0, "")]:
         item = re.match(r"\s*(?:[-*]|\d+\.)\s+(.*)", line)
         if item or not line.strip():
             for part in re.split(r"(?<=[.!?])\*{0,2}\s+(?=[A-Z`*\[(])", block):
                 if part.strip():
                     yield start, part.strip()
-            start, block = number, item[1] if item else ""
+            start = number
+            block = item[1] if item else ""
         else:
             start, block = (start, f"{block} {line.strip()}") if block else (number, line.strip())
 

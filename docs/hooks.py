@@ -137,7 +137,7 @@ def commands_page() -> str:
     parts = [
         "# Commands",
         COMMANDS_TEXT,
-        _table(("command", "what it does"), [(f"[`fpld {name}`](#{name})", COMMANDS[name].HELP) for name in COMMANDS]),
+        _table(("command", "what it does"), [(f"[`fpld {name}`](#{name})", COMMANDS[name].help) for name in COMMANDS]),
     ]
     os.environ["COLUMNS"] = "100"  # usage is the same whatever the terminal
     top = parser()
@@ -254,12 +254,14 @@ def section_summary(kind: type[BaseModel]) -> str:
 def attribute_texts(cls: type[Any]) -> dict[str, str]:
     """Return the strings that stand below the fields of a class, by field."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    found, last = {}, ""
+    found = {}
+    last = ""
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             last = node.target.id
         elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[last], last = " ".join(str(node.value.value).split()), ""
+            found[last] = " ".join(str(node.value.value).split())
+            last = ""
         else:
             last = ""
     return found
@@ -284,7 +286,8 @@ def _default(value: Any) -> str:
 
 def _type(field: Any) -> str:
     """Return a field's type and range in words."""
-    annotation, metadata = field.annotation, list(field.metadata)
+    annotation = field.annotation
+    metadata = list(field.metadata)
     options = [part for part in get_args(annotation) if part is not type(None)]
     if type(None) in get_args(annotation) and len(options) == 1:
         annotation = options[0]
@@ -332,7 +335,7 @@ def presets_page() -> str:
         PRESETS_TEXT,
     ]
     for name in names:
-        text = config.read_text(name)[0].rstrip()
+        text = config.read_config_text(name)[0].rstrip()
         parts += [f"## {name}", f"```toml\n{text}\n```"]
     return "\n\n".join(parts) + "\n"
 
@@ -359,12 +362,15 @@ def picture(text: str) -> str:
         above = {name: [place[by] for by, of in edges if of == name and by in place] for name in level}
         level.sort(key=lambda name: sum(above[name]) / len(above[name]) if above[name] else 0.5)
         place |= {name: (index + 1) / (len(level) + 1) for index, name in enumerate(level)}
-    width, step, high = 640, 58, 28
+    width = 640
+    step = 58
+    high = 28
     at = {name: (place[name] * width, depth[name] * step + 20) for name in names}
     lines = []
     for by, of in edges:
         (x1, y1), (x2, y2) = at[by], at[of]
-        y1, y2 = y1 + high / 2, y2 - high / 2 - 4
+        y1 = y1 + high / 2
+        y2 = y2 - high / 2 - 4
         lines.append(f'<path d="M{x1:.0f} {y1:.0f} C{x1:.0f} {y1 + 22:.0f} {x2:.0f} {y2 - 22:.0f} {x2:.0f} {y2:.0f}"/>')
     boxes = [
         f'<rect x="{x - 46:.0f}" y="{y - high / 2:.0f}" width="92" height="{high}" rx="5"/>'

@@ -125,7 +125,8 @@ def take_privacy(folder: Path) -> Row:
 
 def take_audits(folder: Path) -> Row:
     """Return, for each audit, what its best attack has shown."""
-    rows, seeds = [], []
+    rows = []
+    seeds = []
     for path in sorted(folder.glob("seed-*/audit.json")):
         found = json.loads(path.read_text())
         seeds.append(int(path.parent.name.removeprefix("seed-")))
@@ -182,7 +183,8 @@ def take_figure(name: str) -> Callable[[Path], Row]:
 
 def take_rules(folder: Path) -> Row:
     """Return what `python -m benchmarks.rules --json > rules.json` has found, a row for each model."""
-    rows, found = [], json.loads((folder / "rules.json").read_text())["rows"]
+    rows = []
+    found = json.loads((folder / "rules.json").read_text())["rows"]
     for corpus, seed in dict.fromkeys((row["corpus"], row["seed"]) for row in found):
         own = [row for row in found if (row["corpus"], row["seed"]) == (corpus, seed)]
         nodes = min(row["heldout_loss"] for row in own if row["method"].startswith("node: "))

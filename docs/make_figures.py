@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import leakage
 from docs.kept_results import read
-from fpld.paper.reproduce import REPRODUCTIONS
-from fpld.paper.reproduce import fig1 as bounds
-from fpld.paper.reproduce import fig2 as policies
+from fpld.paper.reproduce import REPRODUCTIONS, Row
 from fpld.report import seeds
-from fpld.report.figures import save_figure
+from fpld.report.draw import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,11 +19,11 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "figures"
 
 
-def paper(rows1: list[bounds.Row], rows2: list[policies.Row], figure: Figure) -> None:
+def paper(rows1: list[Row], rows2: list[Row], figure: Figure) -> None:
     """Draw Figure 1 (both sweeps) and Figure 2 in one row."""
     left, right = figure.subfigures(1, 2, width_ratios=[2, 1])
-    bounds.draw(rows1, left)
-    policies.draw(rows2, right)
+    REPRODUCTIONS["fig1"].draw(rows1, left)
+    REPRODUCTIONS["fig2"].draw(rows2, right)
 
 
 def equal_bytes(rows: list[dict[str, Any]], figure: Figure) -> None:
@@ -44,8 +42,8 @@ def equal_bytes(rows: list[dict[str, Any]], figure: Figure) -> None:
 
 def draw_kept() -> None:
     """Draw what is kept in docs/results/."""
-    save_figure(partial(seeds.draw, read("rivals")["rows"]), FOLDER / "rivals", (8.0, 4.2))
-    save_figure(partial(seeds.draw, read("huggingface")["rows"]), FOLDER / "huggingface", (8.0, 4.2))
+    save_figure(partial(seeds.draw_summary, read("rivals")["rows"]), FOLDER / "rivals", (8.0, 4.2))
+    save_figure(partial(seeds.draw_summary, read("huggingface")["rows"]), FOLDER / "huggingface", (8.0, 4.2))
     save_figure(partial(equal_bytes, read("equal-bytes")["rows"]), FOLDER / "equal-bytes", (7.0, 4.2))
     save_figure(partial(leakage.draw, read("leakage")["rows"]), FOLDER / "leakage", (11.0, 3.8))
 

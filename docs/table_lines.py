@@ -162,7 +162,8 @@ def speed_lines(rows: list[Row]) -> list[str]:
 
 
 def _budget(row: Row) -> tuple[str, str]:
-    bits, per = row.get("bits"), row.get("context_bits")
+    bits = row.get("bits")
+    per = row.get("context_bits")
     return row["codec"], f"{bits:g}" if bits is not None else f"{per:g} per context"
 
 

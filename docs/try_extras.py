@@ -25,7 +25,7 @@ TRIED = {
     "dashboard": ["import fpld.web, starlette, uvicorn"],
     "export": ["import pyarrow, tensorboardX"],
     "fast": ["import numba, fpld.codecs.uniform.kernels"],
-    "figures": ["import matplotlib, fpld.report.figures"],
+    "figures": ["import matplotlib, fpld.report.draw"],
     "flower": ["import fpld.engines.flower", "certs --address 127.0.0.1:8000"],
     "huggingface": ["import fpld.students.huggingface"],
     "privacy": ["from fpld.privacy import noise_for; print(noise_for(3, 1e-5, rate=0.3, steps=60))"],

@@ -1,24 +1,15 @@
-"""Encode, send, decode and combine: the default codec, with a prior that both ends hold."""
+"""A federation in seconds, from the front door: two sites, two rounds, one model that writes.
 
-import numpy as np
+`fpld.run("demo")` is the same with transformers and five sites, in minutes.
+"""
 
 import fpld
 
-rng = np.random.default_rng(0)
-m, V, K = 256, 1024, 3  # probe contexts, vocabulary, nodes
-student = rng.normal(0, 2, (m, V))  # logits of the last student on the probe set
-nodes = [student + rng.normal(0, 0.7, (m, V)) for _ in range(K)]  # and of each node's model, after training
+run = fpld.run("tiny", seed=1)
 
-codec, prior = fpld.SamplesCodec(), fpld.make_prior(student)
-plans = [
-    fpld.Plan(bytes(16), round=1, node=i, probe=bytes(32), contexts=m, vocab=V, bits=200, slot=i, slots=K, prior=prior)
-    for i in range(K)
-]
-frames = [fpld.seal(fpld.encode(codec, nodes[i], plans[i]), plans[i], codec.code) for i in range(K)]  # at each node
-payloads = [fpld.unseal(frames[i], plans[i], codec.code) for i in range(K)]  # at the aggregator
-combined = fpld.combine(fpld.rules.MIXTURE, [fpld.decode(codec, payloads[i], plans[i]) for i in range(K)])
-
-exact = fpld.combine(fpld.rules.MIXTURE, [fpld.Decoded(logits, np.zeros(1), np.zeros(1)) for logits in nodes])
-error, change = (np.square(np.exp(each) - np.exp(exact)).sum(axis=1).mean() for each in (combined, prior.array / 8))
-print(f"{sum(map(len, frames)):,} bytes sent, {4 * K * m * V:,} as float32")
-print(f"squared distance to the mixture of the nodes: {error:.5f}; without a word from them: {change:.5f}")
+for row in run.table:
+    print(f"{row.method:18} {row.heldout_loss:.3f} nats per token, {row.uplink_bytes:,} bytes sent")
+for record in run.rounds:
+    print(f"round {record.round}: {record.heldout_loss:.3f} nats per token, {record.payload_bytes:,} bytes of labels")
+print(run.generate("My fellow citizens", tokens=60))
+print(f"{run.folder} holds the run: fpld.read_run({str(run.folder)!r}) reads it again")

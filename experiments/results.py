@@ -22,28 +22,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import config as configuration
+from fpld.baselines.reference import float32_variant
 from fpld.codecs import decode
-from fpld.engines.local.baselines import float32_variant
-from fpld.engines.local.engine import LocalEngine
+from fpld.engines.local import LocalEngine
 from fpld.engines.pool import Inline
-from fpld.federation.federation import Federation
+from fpld.federation.callbacks import Callback
 from fpld.federation.prepare import prepare
-from fpld.federation.work import work
+from fpld.federation.rounds import Federation
+from fpld.node.round import answer_task
 from fpld.numerics import kl
-from fpld.protocol.wire import unseal
+from fpld.protocol.wire import decode_frame
 from fpld.registry import codecs, rules
 from fpld.rules import combine
 from fpld.storage.files import write_atomic
-from fpld.storage.folder import RunFolder
+from fpld.storage.run_folder import RunFolder
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fpld.config import Config
-    from fpld.federation.engine import Absence
+    from fpld.engines.base import CollectedReplies
     from fpld.federation.prepare import Prepared
-    from fpld.protocol import Receipt, Task
+    from fpld.protocol import Combined, Receipt, Task
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "out" / "results"
@@ -90,42 +91,50 @@ class ExactEngine(LocalEngine):
         super().__init__(federation, bytes_per_token)
         self.exact: list[np.ndarray[Any, Any]] = []
 
-    def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> list[Absence]:
+    def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> CollectedReplies:
         """Collect the exact logits, then the frames."""
         self.exact = [self._exact(node, task) for node, task in sorted(tasks.items())]
         return super().collect(tasks, deliver)
 
     def _exact(self, node: int, task: Task) -> np.ndarray[Any, Any]:
         """Return the logits that a node is about to code: training is the same for the same task and folder."""
-        place = self.place(node)
-        copy = replace(place, folder=place.folder.parents[1] / "exact" / str(node))
+        paths = self.paths(node)
+        copy = replace(paths, folder=paths.folder.parents[1] / "exact" / str(node))
         shutil.rmtree(copy.folder, ignore_errors=True)
-        if place.folder.exists():
-            shutil.copytree(place.folder, copy.folder)
+        if paths.folder.exists():
+            shutil.copytree(paths.folder, copy.folder)
         plan = replace(task.plan, bits=32.0 * task.plan.vocab, clip=None, prior=None)
-        asked = replace(task, plan=plan, codec="float32", against="nothing").to_bytes()
-        frame = work(self.parts[node], copy, asked)
+        exact = replace(task, plan=plan, codec="float32", against="nothing")
+        frame = answer_task(self.specs[node], copy, exact)
         codec = codecs.get("float32")
-        return decode(codec, unseal(frame, plan, codec.code), plan).values
+        return decode(codec, decode_frame(frame, plan, codec.code), plan).values
+
+
+class LastTarget(Callback):
+    """Keep the target that the last round was combined into."""
+
+    def combined(self, combined: Combined) -> None:
+        """Take the target of a round."""
+        self.target = combined.target
 
 
 def study(config: Config, prepared: Prepared, store: RunFolder, name: str) -> Rows:
     """Run a federation, and measure each round the KL from what exact logits of the same models would give."""
     rows = []
-    federation = Federation(config, store, prepared, name, pool=Inline())
+    last = LastTarget()
+    federation = Federation(config, store, prepared, name, pool=Inline(), callbacks=[last])
     engine = ExactEngine(federation, prepared.bytes_per_token)
     while not federation.done:
-        combined = federation.close(engine.collect(federation.open(), federation.deliver))
-        line = federation.finish(engine.evaluate(federation.student))
+        record = federation.advance(engine)
         none = np.zeros((1, 1), np.float32)
         exact = combine(rules.get(config.combine.rule), [Decoded(logits, none, none) for logits in engine.exact])
         rows.append(
             {
-                "round": line["round"],
-                "kl": float(kl(exact, combined.target.array - exact).mean()),
-                "heldout_loss": line["heldout_loss"],
-                "bits": line["bits_allotted"],
-                "payload_bytes": line["payload_bytes"],
+                "round": record.round,
+                "kl": float(kl(exact, last.target.array - exact).mean()),
+                "heldout_loss": record.heldout_loss,
+                "bits": record.bits_allotted,
+                "payload_bytes": record.payload_bytes,
             }
         )
     return rows
@@ -140,7 +149,7 @@ def studies(name: str, variants: dict[str, Config]) -> dict[str, list[Rows]]:
 
             def compute(ready: Config = ready, seed: int = seed, variant: str = variant) -> Rows:
                 say(f"{name}, seed {seed}: {variant}")
-                texts = hashlib.sha256(configuration.load(name)[1].encode()).hexdigest()[:8]
+                texts = hashlib.sha256(configuration.read_config(name)[1].encode()).hexdigest()[:8]
                 store = RunFolder(KEPT / "studies" / f"{name}-{texts}-{seed}")
                 # A part of a federation that was broken off lacks the exact logits of its earlier rounds.
                 folder = f"{variant.replace(' ', '-')}-{time.time_ns()}"
@@ -152,7 +161,7 @@ def studies(name: str, variants: dict[str, Config]) -> dict[str, list[Rows]]:
 
 def adaptive_variants() -> dict[str, Config]:
     """Return the ways to share out the same total."""
-    preset, _ = configuration.load("adaptive")
+    preset, _ = configuration.read_config("adaptive")
     free = [node.model_copy(update={"clip": None}) for node in preset.nodes]
     uniform = change(preset, budget={"allocator": "uniform", "estimator": "none"})
     return {
@@ -166,7 +175,7 @@ def adaptive_variants() -> dict[str, Config]:
 
 def refinement_variants() -> dict[str, Config]:
     """Return vanilla and refinement in the two regimes, and what exact logits would give."""
-    preset, _ = configuration.load("refinement")
+    preset, _ = configuration.read_config("refinement")
     found = {}
     for regime, rates in (("learning", (2.0, 0.2)), ("settled", (0.2, 0.02))):
         config = change(preset, local={"rate": rates[0], "last_rate": rates[1]})

@@ -1,54 +1,96 @@
 """Federated Probe-Logit Distillation: one language model from text that may not leave its sites.
 
-Start with examples/quickstart.py; examples/one_round.py reads like the paper's Algorithm 1. `fpld.theory` has
-the paper's statements, `fpld.allocators` its allocators, `fpld.rules` its rules, `fpld.registry` all of them by name.
+`run` trains a federation and returns a `Run`, which has its loss, its rounds and its models:
+
+    run = fpld.run("demo", out="runs/demo")
+    run.loss
+    run.generate("My fellow citizens")
+
+`resume`, `check`, `plan`, `read_run` and `load_config` are what the commands of the same names sit on. `codecs`,
+`rules`, `allocators` and `theory` are the parts of the method, and `registry` has all of them by name.
+
+`import fpld` is light: a name is imported when it is first used.
 """
 
-from fpld import registry
-from fpld.budget import allocators
-from fpld.budget.estimators import distortion_weights
-from fpld.budget.moments import Moments
-from fpld.codecs import Codec, PredictiveCodec, Traits, UniformCodec, decode, encode, make_prior
-from fpld.codecs.dither import Dither
-from fpld.codecs.samples.codec import SamplesCodec
-from fpld.errors import BudgetError, FpldError, FrameError, InputError, MissingExtraError
-from fpld.numerics import centre
-from fpld.paper import refine, theory
-from fpld.paper.quantize import Quantizer, paper_quantizer, wire_quantizer
-from fpld.protocol.wire import seal, unseal
-from fpld.rules import combine
-from fpld.types import Decoded, Plan
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fpld import codecs, registry, rules
+    from fpld.api import Run, check, load_config, plan, read_run, resume, run
+    from fpld.budget import allocators
+    from fpld.codecs import decode, encode
+    from fpld.config import Config
+    from fpld.errors import BudgetError, FpldError, FrameError, InputError, MissingExtraError
+    from fpld.federation.record import RoundRecord
+    from fpld.paper import theory
+    from fpld.protocol.wire import decode_frame, encode_frame
+    from fpld.rules import combine
+    from fpld.types import Decoded, Plan
 
 __version__ = "0.2.0"
 
 __all__ = [
     "BudgetError",
-    "Codec",
+    "Config",
     "Decoded",
-    "Dither",
     "FpldError",
     "FrameError",
     "InputError",
     "MissingExtraError",
-    "Moments",
     "Plan",
-    "PredictiveCodec",
-    "Quantizer",
-    "SamplesCodec",
-    "Traits",
-    "UniformCodec",
+    "RoundRecord",
+    "Run",
     "allocators",
-    "centre",
+    "check",
+    "codecs",
     "combine",
     "decode",
-    "distortion_weights",
+    "decode_frame",
     "encode",
-    "make_prior",
-    "paper_quantizer",
-    "refine",
+    "encode_frame",
+    "load_config",
+    "plan",
+    "read_run",
     "registry",
-    "seal",
+    "resume",
+    "rules",
+    "run",
     "theory",
-    "unseal",
-    "wire_quantizer",
 ]
+
+# Where each name is defined; a module is listed under its own name.
+_MODULES = {
+    "fpld.api": ("Run", "check", "load_config", "plan", "read_run", "resume", "run"),
+    "fpld.codecs": ("decode", "encode"),
+    "fpld.config": ("Config",),
+    "fpld.errors": ("BudgetError", "FpldError", "FrameError", "InputError", "MissingExtraError"),
+    "fpld.federation.record": ("RoundRecord",),
+    "fpld.protocol.wire": ("decode_frame", "encode_frame"),
+    "fpld.rules": ("combine",),
+    "fpld.types": ("Decoded", "Plan"),
+}
+_SUBMODULES = {
+    "allocators": "fpld.budget.allocators",
+    "codecs": "fpld.codecs",
+    "registry": "fpld.registry",
+    "rules": "fpld.rules",
+    "theory": "fpld.paper.theory",
+}
+_DEFINED_IN = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
+    if name in _SUBMODULES:
+        value: Any = import_module(_SUBMODULES[name])
+    elif name in _DEFINED_IN:
+        value = getattr(import_module(_DEFINED_IN[name]), name)
+    else:
+        raise AttributeError(f"module 'fpld' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

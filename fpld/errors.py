@@ -1,8 +1,8 @@
 """Errors: what the caller did wrong, and what a peer did wrong, are different types.
 
-Everything that fpld raises on purpose derives from `FpldError`. A message names the argument, what it
-must be and what it was, so that the reader knows what to change. `ran_out` finds what the machine lacks, whatever
-library says so.
+Everything that fpld raises on purpose derives from `FpldError`. A message names the argument, what it must be and what
+it was, so that the reader knows what to change. `exhausted_resource` recognizes that memory, disk space, file handles
+or threads ran out, whichever library raised the error.
 """
 
 import errno
@@ -26,7 +26,8 @@ class SizeError(InputError):
     """A message that would be larger than the network's engine carries: nothing was sent."""
 
     def __init__(self, what: str, size: int, most: int, cure: str) -> None:
-        self.size, self.most = size, most
+        self.size = size
+        self.most = most
         super().__init__(
             f"{what} would have {size:,} bytes, at most {most:,} are carried (flower.most_message): {cure}"
         )
@@ -45,48 +46,51 @@ class ResourceError(FpldError):
 
 
 class MissingExtraError(FpldError, ImportError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra or the package that brings it."""
 
-    def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional dependency: pip install 'fpld[{extra}]'")
+    def __init__(self, feature: str, extra: str = "", *, package: str = "") -> None:
+        wanted = package or f"'fpld[{extra}]'"
+        super().__init__(f"{feature} needs an optional dependency: pip install {wanted}")
 
 
 class ProtocolError(FpldError):
-    """A message that does not fit where this end is: refused, and nothing has changed."""
+    """A message that is not legal in the current phase: refused, and nothing has changed."""
 
 
 class QuorumError(FpldError):
-    """Too few nodes answered for a round to be closed: nothing is averaged in silence."""
+    """Too few nodes answered for a round to be closed."""
 
 
-class RanOut(NamedTuple):
-    """What the machine lacks, and what to do about it."""
+class ExhaustedResource(NamedTuple):
+    """A resource of the machine that ran out, and what to do about it."""
 
     what: str
     remedy: str
 
 
-SPACE = RanOut("no space left on the disk", "free some space")
-_MEMORY = RanOut(
+DISK_SPACE = ExhaustedResource("no space left on the disk", "free some space")
+_MEMORY = ExhaustedResource(
     "memory ran out", "free some memory, or choose a smaller student, fewer probe contexts or a smaller batch"
 )
-_HANDLES = RanOut(
+_FILE_HANDLES = ExhaustedResource(
     "no file handles are left", "raise the limit (ulimit -n, or LimitNOFILE= of the service), or end what holds them"
 )
-_THREADS = RanOut("no thread can be started", "free some memory, or raise the limit on processes (ulimit -u)")
+_THREADS = ExhaustedResource(
+    "no thread can be started", "free some memory, or raise the limit on processes (ulimit -u)"
+)
 _BY_NUMBER = {
-    errno.ENOSPC: SPACE,
-    errno.EDQUOT: SPACE,
-    errno.EMFILE: _HANDLES,
-    errno.ENFILE: _HANDLES,
+    errno.ENOSPC: DISK_SPACE,
+    errno.EDQUOT: DISK_SPACE,
+    errno.EMFILE: _FILE_HANDLES,
+    errno.ENFILE: _FILE_HANDLES,
     errno.ENOMEM: _MEMORY,
 }
 
 
-def ran_out(error: BaseException | None) -> RanOut | None:
-    """Return what ran out if an error, or one that it came from, says so.
+def exhausted_resource(error: BaseException | None) -> ExhaustedResource | None:
+    """Return the resource that ran out, if an error or one of its causes says so.
 
-    >>> ran_out(MemoryError()).what
+    >>> exhausted_resource(MemoryError()).what
     'memory ran out'
     """
     while error is not None:
@@ -96,19 +100,20 @@ def ran_out(error: BaseException | None) -> RanOut | None:
             return _BY_NUMBER[error.errno]
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return _THREADS
-        if isinstance(error, ImportError) and (found := ran_out_by(str(error))) is not None:  # of a shared library
-            return found
+        # A shared library that cannot be loaded is an ImportError with the system's message.
+        if isinstance(error, ImportError) and (resource := exhausted_resource_in_log(str(error))) is not None:
+            return resource
         error = error.__cause__ or error.__context__
     return None
 
 
-def ran_out_by(text: str) -> RanOut | None:
-    """Return what ran out if a program's log says so, for one that could not even write down why it ended.
+def exhausted_resource_in_log(text: str) -> ExhaustedResource | None:
+    """Return the resource that ran out by a program's log, for one that could not write down why it ended.
 
-    >>> ran_out_by("OSError: [Errno 24] Too many open files").what
+    >>> exhausted_resource_in_log("OSError: [Errno 24] Too many open files").what
     'no file handles are left'
     """
-    for number, what in _BY_NUMBER.items():
+    for number, resource in _BY_NUMBER.items():
         if f"[Errno {number}]" in text or os.strerror(number) in text:
-            return what
+            return resource
     return None

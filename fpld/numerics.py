@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from fpld.types import Floats, Reals
+    from fpld.types import Array, Floats, Reals
 
-BLOCK = 1 << 20  # coordinates that are worked on at a time, unless a caller knows better
+BLOCK = 1 << 20  # the default size of a block, in coordinates
 
 
-def softmax(logits: Reals, dtype: npt.DTypeLike = np.float64) -> np.ndarray[Any, Any]:
+def softmax(logits: Reals, dtype: npt.DTypeLike = np.float64) -> Array:
     """Return the probabilities of each context (the last axis)."""
     shifted = np.exp(np.asarray(logits, dtype) - np.max(logits, axis=-1, keepdims=True))
     shifted /= shifted.sum(axis=-1, keepdims=True)
     return np.asarray(shifted)
 
 
-def log_sum_exp(logits: Reals) -> np.ndarray[Any, Any]:
+def log_sum_exp(logits: Reals) -> Array:
     """Return log(sum(exp(row))) of each context, without overflow, in the precision of the logits."""
     top = logits.max(axis=-1, keepdims=True)
     return np.asarray(top[..., 0] + np.log(np.exp(logits - top).sum(axis=-1)))
 
 
-def log_softmax(logits: Reals) -> np.ndarray[Any, Any]:
+def log_softmax(logits: Reals) -> Array:
     """Return the log-probabilities of each context, in the precision of the logits."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    result: np.ndarray[Any, Any] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return result
 
 
@@ -39,7 +39,7 @@ def kl(logits: Reals, error: Reals) -> Floats:
 
     Computed around the mean of e under p, so that it keeps its digits when the error is tiny.
 
-    >>> float(kl(np.zeros(4), np.full(4, 7.0)))  # softmax does not see a constant
+    >>> float(kl(np.zeros(4), np.full(4, 7.0)))  # softmax ignores a constant
     0.0
     """
     p = softmax(logits)
@@ -54,7 +54,7 @@ def kl(logits: Reals, error: Reals) -> Floats:
 
 
 def centre(logits: Reals) -> Reals:
-    """Subtract the mean of each context's logits: softmax does not see it, but a clip would.
+    """Subtract the mean of each context's logits: softmax ignores it, but a clip does not.
 
     >>> centre(np.array([[10.0, 12.0]])).tolist()
     [[-1.0, 1.0]]
@@ -64,7 +64,7 @@ def centre(logits: Reals) -> Reals:
 
 
 def split(contexts: int, width: int, size: int = BLOCK) -> list[range]:
-    """Cut contexts of `width` coordinates into blocks of about `size` coordinates, of one context at least.
+    """Cut contexts of `width` coordinates into blocks of at most `size` coordinates, or of one context.
 
     >>> split(5, width=10, size=20)
     [range(0, 2), range(2, 4), range(4, 5)]

@@ -1,8 +1,8 @@
-"""Extension points by name: one table for each, of what the package brings, what others install, what a script adds.
+"""Registries: one for each extension point, with the implementations by name.
 
-All have one form. What comes with the package is named as an entry point is, `module:attribute`, and imported when it
-is first asked for. A package from outside joins by an entry point in the group that the table names, such as
-`fpld.codecs`; a script joins by `register`. A name has one owner: a second one is refused.
+An implementation comes from this package, from another package that is installed, or from a script. Those of this
+package are listed as entry points, `module:attribute`, and imported on first use. Another package adds an entry point
+to the group of the registry, such as `fpld.codecs`; a script calls `register`. A name that is taken is refused.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fpld.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fpld.baselines import Baseline
     from fpld.budget.allocators import Allocator
     from fpld.budget.estimators import Estimator
-    from fpld.codecs import Codec
+    from fpld.codecs.base import Codec
     from fpld.data.corpora import Corpus
-    from fpld.engines.local.baselines import Baseline
     from fpld.rules import Rule
     from fpld.students import Student
 
@@ -29,9 +29,10 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Hold the implementations of one extension point; `group` is its group of entry points."""
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, str]) -> None:
-        self.kind, self.group = kind, group
-        self._own = [EntryPoint(name, value, group) for name, value in own.items()]
+    def __init__(self, kind: str, group: str, builtin: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.group = group
+        self._builtin = [EntryPoint(name, value, group) for name, value in builtin.items()]
         self._loaded: dict[str, T] = {}
 
     def register(self, name: str, item: T) -> None:
@@ -41,24 +42,24 @@ class Registry(Generic[T]):
         self._loaded[name] = item
 
     def names(self) -> list[str]:
-        """List what can be asked for; nothing is imported for it."""
-        return sorted({*self._loaded, *(entry.name for entry in (*self._own, *self._installed()))})
+        """List the names; nothing is imported."""
+        return sorted({*self._loaded, *(entry.name for entry in (*self._builtin, *self._installed()))})
 
     def __contains__(self, name: str) -> bool:
-        """Return whether this can be asked for; other packages are looked at last, since that takes time."""
-        own = name in self._loaded or any(entry.name == name for entry in self._own)
-        return own or any(entry.name == name for entry in self._installed())
+        """Return whether there is an implementation of this name; other packages are searched last: that takes time."""
+        local = name in self._loaded or any(entry.name == name for entry in self._builtin)
+        return local or any(entry.name == name for entry in self._installed())
 
     def check(self, name: str) -> str:
-        """Return the name if it can be asked for; refuse any other, naming those that can."""
+        """Return the name if it exists; raise InputError with all names if not."""
         if name not in self:
             raise InputError(f"{self.kind} must be one of {', '.join(self.names())}, got {name!r}")
         return name
 
     def get(self, name: str) -> T:
-        """Return the implementation of this name, importing it if need be."""
+        """Return the implementation of this name, and import it on first use."""
         if self.check(name) not in self._loaded:
-            self._loaded[name] = next(e for e in (*self._own, *self._installed()) if e.name == name).load()
+            self._loaded[name] = next(e for e in (*self._builtin, *self._installed()) if e.name == name).load()
         return self._loaded[name]
 
     def _installed(self) -> EntryPoints:
@@ -72,7 +73,6 @@ codecs: Registry[Codec] = Registry(
         "uniform": "fpld.codecs.uniform.codec:UNIFORM",
         "float32": "fpld.codecs.float32:FLOAT32",
         "predictive": "fpld.codecs.predictive.codec:PREDICTIVE",
-        "predictive-strict": "fpld.codecs.predictive.codec:PREDICTIVE_STRICT",
         "samples": "fpld.codecs.samples.codec:SAMPLES",
     },
 )
@@ -85,7 +85,7 @@ rules: Registry[Rule] = Registry(
         "mixture": "fpld.rules.mixture:MIXTURE",
         "trimmed": "fpld.rules.robust:TRIMMED",
         "median": "fpld.rules.robust:MEDIAN",
-        "geometric": "fpld.rules.geometric:GEOMETRIC",
+        "geometric": "fpld.rules.robust:GEOMETRIC",
         "guarded": "fpld.rules.guarded:GUARDED",
         "fitted": "fpld.rules.fitted:FITTED",
     },
@@ -95,7 +95,7 @@ allocators: Registry[Allocator] = Registry(
     "fpld.allocators",
     {
         **{name: f"fpld.budget.allocators:{name}" for name in ("optimal", "uniform", "inverse")},
-        "square-root": "fpld.budget.labels:square_root",
+        "square-root": "fpld.budget.allocators:square_root",
     },
 )
 estimators: Registry[Estimator] = Registry(
@@ -105,7 +105,7 @@ estimators: Registry[Estimator] = Registry(
         "none": "fpld.budget.estimators:NONE",
         "second-moment": "fpld.budget.estimators:SECOND_MOMENT",
         "distortion": "fpld.budget.estimators:DISTORTION",
-        "curves": "fpld.budget.curves:CURVES",
+        "curves": "fpld.budget.estimators:CURVES",
     },
 )
 students: Registry[type[Student]] = Registry(
@@ -126,9 +126,9 @@ baselines: Registry[Baseline] = Registry(
     "baseline",
     "fpld.baselines",
     {
-        **{name: f"fpld.engines.local.baselines:{name}" for name in ("alone", "pooled", "float32", "ensemble")},
-        "fedavg": "fpld.engines.local.averaging:FEDAVG",
-        "fedavg-1bit": "fpld.engines.local.averaging:FEDAVG_1BIT",
-        "flora": "fpld.engines.local.stacking:flora",
+        **{name: f"fpld.baselines.reference:{name.upper()}" for name in ("alone", "pooled", "float32", "ensemble")},
+        "fedavg": "fpld.baselines.fedavg:FEDAVG",
+        "fedavg-1bit": "fpld.baselines.fedavg:FEDAVG_1BIT",
+        "flora": "fpld.baselines.flora:FLORA",
     },
 )

@@ -1,4 +1,4 @@
-"""The small types that everything shares: arrays, the plan of one node's round, what a codec decodes."""
+"""Types that all packages share: aliases for arrays, the plan of a node's round, and decoded blocks."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fpld import _check
+from fpld import validation
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
     from fpld.codecs.prior import Prior
 
+# Aliases for arrays by the type of their elements; docstrings state shapes.
+Array = np.ndarray[Any, np.dtype[Any]]
+Arrays = dict[str, Array]
 Floats = npt.NDArray[np.float64]
+Floats32 = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.floating[Any]]
 Ints = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]
+Bytes = npt.NDArray[np.uint8]
 
 MAX_CONTEXTS = 2**32 - 1
 MAX_VOCAB = 2**24
-MAX_BITS = 1024  # a coordinate: far more than raw logits take; a budget beyond it is a mistake, or worse
-LEAST_TOKENS = 16  # counted for a smaller vocabulary, beside which heads and ranges are large
-MAX_SLOTS = 2**16  # as many points as the dither's interval has
+MAX_BITS = 1024  # per coordinate: far more than raw logits take, so a larger budget is a mistake or an attack
+LEAST_TOKENS = 16  # a smaller vocabulary counts as this many: headers and ranges are large beside it
+MAX_SLOTS = 2**16  # the number of points in the dither's interval
 
 
 def run_id(key: bytes) -> bytes:
-    """Return a name of the run with this key that does not reveal it (16 bytes)."""
+    """Return the id of a run (16 bytes), which does not reveal its key."""
     return hashlib.blake2b(b"run id", key=key, digest_size=16, person=b"fpld v1").digest()
 
 
@@ -37,11 +43,26 @@ def run_id(key: bytes) -> bytes:
 class Plan:
     """State what one node is to send in one round: all that encoder and decoder must agree on.
 
-    `bits` is the budget B_i in bits per probe context. `clip` is the clip level L of the paper, or None for a
-    centre and a range of its own for each context (32 bits each, charged to the budget). `prior` is a prediction of the
-    logits that both ends hold exactly, in small integers (see `fpld.codecs.prior`). With `slots` > 1 the dither is
-    stratified over that many nodes, of which this one is number `slot` (see `fpld.codecs.dither`). `learnt` is what a
-    codec that learns begins with: what it had learnt at the end of the round before.
+    Parameters
+    ----------
+    run_key
+        Secret of the run, 16 to 64 bytes: keys its dither and draws.
+    round, node
+        Number of the round and of the node.
+    probe
+        SHA-256 of the probe set.
+    contexts, vocab
+        Shape [m, V] of the logits.
+    bits
+        Budget B_i in bits per probe context.
+    clip
+        Clip level L of the paper; None sends a centre and a range for each context, charged to the budget.
+    slot, slots
+        With `slots` > 1 the dither is stratified over that many nodes, and this one is number `slot`.
+    prior
+        Prediction of the logits that both ends hold exactly, in small integers (`fpld.codecs.prior`).
+    learnt
+        Symbol tables with which an adaptive codec begins: those of the end of the round before.
 
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
     >>> plan.budget_bytes
@@ -66,33 +87,35 @@ class Plan:
             raise InputError("run_key must be 16 to 64 bytes")
         if not isinstance(self.probe, bytes) or len(self.probe) != 32:
             raise InputError("probe must be the 32-byte digest of the probe set")
-        _check.integer("round", self.round, most=2**32 - 1)
-        _check.integer("node", self.node, most=2**32 - 1)
-        _check.integer("contexts", self.contexts, least=1, most=MAX_CONTEXTS)
-        _check.integer("vocab", self.vocab, least=2, most=MAX_VOCAB)
-        _check.real("bits", self.bits, least=0.0)
+        validation.integer("round", self.round, most=2**32 - 1)
+        validation.integer("node", self.node, most=2**32 - 1)
+        validation.integer("contexts", self.contexts, least=1, most=MAX_CONTEXTS)
+        validation.integer("vocab", self.vocab, least=2, most=MAX_VOCAB)
+        validation.real("bits", self.bits, least=0.0)
         if self.bits > MAX_BITS * max(self.vocab, LEAST_TOKENS):
             raise InputError(f"bits must be at most {MAX_BITS} for each of {self.vocab} tokens, got {self.bits:g}")
         if self.clip is not None:
-            _check.real("clip", self.clip, above=0.0)
+            validation.real("clip", self.clip, above=0.0)
         if self.learnt is not None and (self.learnt.dtype != np.uint16 or self.learnt.ndim != 1):
             raise InputError(f"learnt must be uint16 in one dimension, got {self.learnt.dtype} {self.learnt.shape}")
         if self.prior is not None and not hasattr(self.prior, "digest"):
             raise InputError(f"prior must be a Prior, for an array ArrayPrior(array), got {type(self.prior).__name__}")
-        _check.integer("slots", self.slots, least=1, most=MAX_SLOTS)
-        _check.integer("slot", self.slot, most=self.slots - 1)
+        validation.integer("slots", self.slots, least=1, most=MAX_SLOTS)
+        validation.integer("slot", self.slot, most=self.slots - 1)
 
     @property
     def run_id(self) -> bytes:
-        """Return a name of the run that does not reveal its key (16 bytes)."""
+        """Return the id of the run (16 bytes), which does not reveal its key."""
         return run_id(self.run_key)
 
     @property
     def digest(self) -> bytes:
-        """Return the digest of all that both ends must agree on, prior and tables too (32 bytes)."""
+        """Return the digest of all fields, prior and tables included (32 bytes)."""
         clip = -1.0 if self.clip is None else float(self.clip)
-        whole = struct.pack("<IIIIddII", *(self.round, self.node, *self.shape), self.bits, clip, self.slot, self.slots)
-        hashed = hashlib.blake2b(self.run_id + self.probe + whole, digest_size=32, person=b"fpld plan")
+        numbers = struct.pack(
+            "<IIIIddII", *(self.round, self.node, *self.shape), self.bits, clip, self.slot, self.slots
+        )
+        hashed = hashlib.blake2b(self.run_id + self.probe + numbers, digest_size=32, person=b"fpld plan")
         hashed.update(bytes(32) if self.prior is None else self.prior.digest)
         if self.learnt is not None:
             hashed.update(struct.pack("<I", self.learnt.size) + self.learnt.astype("<u2", copy=False).tobytes())
@@ -100,7 +123,7 @@ class Plan:
 
     @property
     def budget_bytes(self) -> int:
-        """Return the whole bytes that `contexts * bits` bits hold: no payload is longer."""
+        """Return the largest length of a payload: the whole bytes in `contexts * bits` bits."""
         # Exact: a float is a ratio of integers, and m * B in floats could round up past a byte.
         numerator, denominator = float(self.bits).as_integer_ratio()
         return self.contexts * numerator // (8 * denominator)
@@ -112,15 +135,21 @@ class Plan:
 
 
 class Decoded(NamedTuple):
-    """Hold a decoded block of contexts; each field broadcasts against `values`.
+    """Hold a decoded block of n contexts; each field broadcasts against `values`.
 
-    `values` [n, V] are logits; log-probabilities will do. `variance` is that of the error that coding adds to them.
-    `bias` is log E[exp(error)]: subtract it from `values` before exponentiating; 0 says that there is nothing to
-    correct. `chances` [n, V] are the codec's own unbiased estimate of the probabilities, where it has one; some may be
-    negative.
+    Attributes
+    ----------
+    values
+        Logits [n, V], or log-probabilities.
+    variance
+        Variance of the error that coding adds to them.
+    bias
+        log E[exp(error)], which is subtracted from `values` before they are exponentiated; 0 without a bias.
+    probabilities
+        The codec's unbiased estimate of the probabilities [n, V], if it has one; some may be negative.
     """
 
     values: Reals
     variance: Reals
     bias: Reals
-    chances: Reals | None = None
+    probabilities: Reals | None = None

@@ -1,4 +1,4 @@
-"""Numbers with units, as people write them: rates of links and sizes of what is sent."""
+"""Numbers with units as text: rates of links, and sizes."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def show_size(size: float) -> str:
 
 def _parse(text: str, units: dict[str, float], what: str) -> float:
     message = f"must be {what} (units: {', '.join(units)}), got {text!r}"
-    found = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", text)
-    if not found or found[2] not in units:
+    match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", text)
+    if not match or match[2] not in units:
         raise ValueError(message)
     try:
-        return float(found[1]) * units[found[2]]
+        return float(match[1]) * units[match[2]]
     except ValueError:
         raise ValueError(message) from None
 

@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kinds: dict[str, list[pytest.Item]] = {"waits": [], "long": [], "slow": [], "": []}
     for item in items:
         kinds[next((name for name in kinds if name and item.get_closest_marker(name)), "")].append(item)
-    quick, lanes, whole = iter(kinds[""]), list[pytest.Item](), len(items)
+    quick = iter(kinds[""])
+    lanes = list[pytest.Item]()
+    whole = len(items)
     for lane in range(workers):
         first = kinds["long" if lane % 2 else "waits"][lane // 2 :: (workers + 1 - lane % 2) // 2]
         start, end = (len(kinds["slow"]) * number // workers for number in (lane, lane + 1))

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-Array = np.ndarray[Any, np.dtype[Any]]
+    from fpld.types import Array
+
 
 ADVERSARIAL: dict[str, Callable[[np.random.Generator, tuple[int, int]], Array]] = {
     "random": lambda rng, shape: rng.normal(0, 3, shape),
@@ -60,7 +61,7 @@ def without_numba(module: str, function: str) -> list[str]:
     """The words that a function returns in a process without numba: kernels are plain Python there."""
     script = (
         "import sys; sys.modules['numba'] = None\n"
-        "from fpld import compiled; assert not compiled.available()\n"
+        "from fpld import kernels; assert not kernels.numba_available()\n"
         f"from {module} import {function}\n"
         f"print(' '.join({function}()))\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import subprocess
@@ -19,7 +20,7 @@ from fpld.protocol import wire
 ROOT = Path(__file__).parent.parent
 DOCS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HEAVY = {"torch", "flwr", "transformers", "matplotlib", "rich", "scipy", "numba", "pandas"}
-HEAVY |= {"jinja2", "starlette", "uvicorn", "pyarrow", "tensorboardX", "tomlkit"}
+HEAVY |= {"jinja2", "starlette", "uvicorn", "pyarrow", "tensorboardX", "tomlkit", "numpy", "pydantic"}
 
 
 def _name(path: Path) -> str:
@@ -36,29 +37,48 @@ def test_the_wheel_holds_the_package_and_the_presets_and_no_scripts(tmp_path: Pa
     """What `pip install` gets: every file of `fpld/`, and of `experiments/` the TOML files alone."""
     wheel = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"]))
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     presets = {f"fpld/presets/{path.name}" for path in (ROOT / "experiments").glob("*.toml")}
     sources = (path for path in (ROOT / "fpld").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
     assert presets
-    assert found == presets | {str(path.relative_to(ROOT)) for path in sources}
+    assert packed == presets | {str(path.relative_to(ROOT)) for path in sources}
 
 
 def test_front_door_is_small_and_complete() -> None:
     assert len(fpld.__all__) <= 30
     assert all(hasattr(fpld, name) for name in fpld.__all__)
+    assert set(fpld.__all__) <= set(dir(fpld))
+    assert set(fpld.__all__) == {*fpld._DEFINED_IN, *fpld._SUBMODULES}
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = fpld.no_such_name
+
+
+@pytest.mark.parametrize("name", sorted(fpld.__all__))
+def test_functions_of_the_front_door_say_what_goes_in_and_out(name: str) -> None:
+    function = getattr(fpld, name)
+    if inspect.isfunction(function) and function.__module__ == "fpld.api":
+        text = inspect.getdoc(function) or ""
+        sections = ("Parameters", "Returns", "Raises")
+        assert all(f"\n{section}\n{'-' * len(section)}\n" in text for section in sections)
+        assert ">>> " in text
+        for parameter in inspect.signature(function).parameters:
+            assert re.search(rf"^(\w+, )*{parameter}(, \w+)*$", text, re.MULTILINE), parameter
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_run(
+    example: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
 
 
 def test_one_round_is_near_what_theory_says() -> None:
-    found = runpy.run_path(str(ROOT / "examples/one_round.py"))
-    sigma2 = sum(float(each.variance.mean()) for each in found["decoded"]) / found["K"] ** 2
+    values = runpy.run_path(str(ROOT / "examples/one_round.py"))
+    sigma2 = sum(float(each.variance.mean()) for each in values["decoded"]) / values["K"] ** 2
     # The law is of second order. Over 40 keys the ratio was 0.995 with a standard deviation of 0.008; five of them.
-    assert found["kl"] == pytest.approx(0.995 * sigma2 / 2, rel=0.04)
+    assert values["kl"] == pytest.approx(0.995 * sigma2 / 2, rel=0.04)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=_name)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, read_half, write_half, write_half_up
-from fpld.codecs.uniform.channel import bias
+from fpld.codecs.uniform.codec import uniform_error_bias
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Float16Codec(RowCodec):
         """Cast back; a float16 has eleven bits of precision."""
         values = read_half(data)
         variance = np.square(np.spacing(values.astype(np.float16)).astype(np.float32)) / 12
-        return Decoded(values, variance, bias(variance))
+        return Decoded(values, variance, uniform_error_bias(variance))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Int8Codec(RowCodec):
 
     def encode_rows(self, x: Floats32, plan: Plan, rows: range, size: int) -> Bytes:
         """State the range, then the nearest level of each logit."""
-        low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
+        low = x.min(axis=1, keepdims=True)
+        high = x.max(axis=1, keepdims=True)
         header = write_half_up((high - low) / 2)
         half = read_half(header)
         levels = np.rint(np.divide(x - (high + low) / 2, half, out=np.zeros_like(x), where=half > 0) * 127)
@@ -66,4 +67,4 @@ class Int8Codec(RowCodec):
         """Multiply by the scale."""
         step = read_half(data[:, :2], least=0.0) / np.float32(127)
         variance = np.square(step) / 12
-        return Decoded(data[:, 2:].view(np.int8) * step, variance, bias(variance))
+        return Decoded(data[:, 2:].view(np.int8) * step, variance, uniform_error_bias(variance))

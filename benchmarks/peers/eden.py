@@ -52,7 +52,8 @@ class EdenCodec(RowCodec):
         square = np.square(rotated).sum(axis=1, keepdims=True)
         unit = np.sqrt(square / dimension)
         rotated /= np.where(unit > 0, unit, 1)
-        parts, product = [], np.zeros_like(square)
+        parts = []
+        product = np.zeros_like(square)
         for columns, bits in _split(dimension, 8 * (size - HEADER)):
             part = rotated[:, columns]
             symbols = np.searchsorted(_boundaries(bits), part)
@@ -69,7 +70,8 @@ class EdenCodec(RowCodec):
         scale = read_half(data[:, :HEADER], least=0.0)
         bits = np.unpackbits(data[:, HEADER:], axis=1)
         rotated = np.zeros((len(data), dimension), np.float32)
-        start, kept = 0, 0.0
+        start = 0
+        kept = 0.0
         for columns, width in _split(dimension, bits.shape[1]):
             count = columns.stop - columns.start
             symbols = from_bits(bits[:, start : start + count * width], width)
@@ -124,7 +126,8 @@ def _matrix(size: int) -> Floats32:
 @cache
 def _centroids(bits: int) -> Floats32:
     """Return the Lloyd-Max centroids of a normal variable: each the mean of its cell, each boundary half-way."""
-    normal, levels = NormalDist(), 1 << bits
+    normal = NormalDist()
+    levels = 1 << bits
     spread = NormalDist(sigma=math.sqrt(3))  # the best density of centroids is the cube root of the normal's
     points = np.array([spread.inv_cdf((i + 0.5) / levels) for i in range(levels)])
     for _ in range(2000):

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, from_bits, index_bits, pad, read_half, to_bits, write_half
 from benchmarks.peers.topk import fill, floor, largest
-from fpld.codecs import Traits
+from fpld.codecs import CodecTraits
 from fpld.errors import FrameError
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ class PolynomialCodec(RowCodec):
     """Send the ranking of as many tokens as the budget holds, and a curve for their logits."""
 
     code: int = 32805
-    traits = Traits(seeks=True, refines=False)  # a floor for tokens that are not sent has a meaning for logits only
+    traits = CodecTraits(
+        seeks=True, refines=False
+    )  # a floor for tokens that are not sent has a meaning for logits only
 
     def least_bytes(self, vocab: int) -> int:
         """Return the bytes of a header and a few tokens."""
@@ -50,7 +52,8 @@ class PolynomialCodec(RowCodec):
         x = x - x.max(axis=1, keepdims=True)
         values = np.take_along_axis(x, top, axis=1)
         order = np.argsort(-values, axis=1, kind="stable")
-        top, values = np.take_along_axis(top, order, axis=1), np.take_along_axis(values, order, axis=1)
+        top = np.take_along_axis(top, order, axis=1)
+        values = np.take_along_axis(values, order, axis=1)
         exact = _exact(count)
         terms = np.einsum("ij,jk->ik", values[:, exact:], _fit(count - exact)).astype("<f4")  # the same for any block
         indices = np.packbits(to_bits(top, index_bits(plan.vocab)), axis=1)
@@ -60,7 +63,8 @@ class PolynomialCodec(RowCodec):
     def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Evaluate the curve at every rank."""
         count = _count(plan.vocab, data.shape[1])
-        exact, width = _exact(count), index_bits(plan.vocab)
+        exact = _exact(count)
+        width = index_bits(plan.vocab)
         stated = np.ascontiguousarray(data[:, 2:HEADER]).view("<f4")
         if not (np.abs(stated) < LIMIT).all():
             raise FrameError("payload holds a curve that no encoder writes")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld import _check
-from fpld.codecs import SeekReader, Traits
-from fpld.codecs.blocks import checked_blocks, stacked
+from fpld import validation
+from fpld.codecs import CodecTraits, SeekReader
+from fpld.codecs.base import checked_blocks, stacked
 from fpld.errors import BudgetError, FrameError, InputError
 from fpld.numerics import split
 from fpld.types import Decoded
@@ -38,7 +38,7 @@ class RowCodec(ABC):
     """Meet the contract of a codec, given how one block of centred rows becomes rows of bytes and back."""
 
     code: int
-    traits = Traits(seeks=True)
+    traits = CodecTraits(seeks=True)
 
     @abstractmethod
     def least_bytes(self, vocab: int) -> int:
@@ -69,9 +69,10 @@ class RowCodec(ABC):
 
     def encode(self, blocks: Iterable[Reals], plan: Plan) -> bytes:
         """Return the payload: all rows, one after the other."""
-        size, parts = self.row_bytes(plan), []
+        size = self.row_bytes(plan)
+        parts = []
         for block, logits in checked_blocks(blocks, plan):
-            _check.finite(logits, block.start)
+            validation.finite(logits, block.start)
             if np.abs(logits).max(initial=0) > LIMIT:
                 raise InputError(f"logits must lie within ±{LIMIT:g}, got {np.abs(logits).max():g}")
             for rows in split(len(logits), plan.vocab, _BLOCK):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, from_bits, index_bits, read_half, to_bits, write_half
-from fpld.codecs import Traits
+from fpld.codecs import CodecTraits
 from fpld.errors import FrameError
 from fpld.types import Decoded
 
@@ -32,7 +32,7 @@ class SoftLabelCodec(RowCodec):
     """Send quantized probabilities, as fine as the budget holds."""
 
     code: int = 32806
-    traits = Traits(seeks=True, refines=False)  # codes probabilities
+    traits = CodecTraits(seeks=True, refines=False)  # codes probabilities
 
     def least_bytes(self, vocab: int) -> int:
         """Return the bytes of a header and a hard label (or, at one bit, two tokens of just a half each)."""
@@ -97,7 +97,8 @@ def _list(tokens: Ints, counts: Ints, vocab: int, depth: int) -> Bytes:
 
 def _read(data: Bytes, vocab: int) -> tuple[int, Ints, Ints]:
     """Return b, the tokens that have steps and how many of them; a row that no encoder writes is refused."""
-    depth, listed = int(data[2]), int.from_bytes(data[3:HEADER].tobytes(), "little")
+    depth = int(data[2])
+    listed = int.from_bytes(data[3:HEADER].tobytes(), "little")
     bits = np.unpackbits(data[None, HEADER:], axis=1)
     width = index_bits(vocab)
     used = vocab * depth if listed == ALL else listed * (width + depth)

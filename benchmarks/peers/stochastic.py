@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.peers.rows import Bytes, Floats32, RowCodec, read_half, write_half_up
 from fpld.codecs.dither import Dither
-from fpld.codecs.uniform import radix
-from fpld.codecs.uniform.channel import bias
+from fpld.codecs.uniform.codec import uniform_error_bias
+from fpld.codecs.uniform.layout import make_layout, pack_symbols, unpack_symbols
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
@@ -46,18 +46,18 @@ class StochasticCodec(RowCodec):
         header = write_half_up(x.max(axis=1, keepdims=True) - low)
         span = read_half(header)
         place = np.divide(x - low, span, out=np.zeros_like(x), where=span > 0)
-        layout = radix.layout(plan.vocab, size - HEADER)
+        layout = make_layout(plan.vocab, size - HEADER)
         symbols = np.clip(self.round(place, layout.levels(), plan, rows), 0, layout.levels() - 1)
-        return np.concatenate([header, radix.pack(symbols, layout)], axis=1)
+        return np.concatenate([header, pack_symbols(symbols, layout)], axis=1)
 
     def decode_rows(self, data: Bytes, plan: Plan, rows: range) -> Decoded:
         """Return the level of each coordinate, the middle of the range at zero."""
         span = read_half(data[:, :HEADER], least=0.0)
-        layout = radix.layout(plan.vocab, data.shape[1] - HEADER)
-        place, step = self.place(radix.unpack(data[:, HEADER:], layout), layout.levels(), plan, rows)
+        layout = make_layout(plan.vocab, data.shape[1] - HEADER)
+        place, step = self.place(unpack_symbols(data[:, HEADER:], layout), layout.levels(), plan, rows)
         # y (1 - y) step^2 at the place y within a cell, which the decoder does not know: a sixth on average.
         variance = np.square(step * span) / 6
-        return Decoded((place - 0.5) * span, variance, bias(variance))
+        return Decoded((place - 0.5) * span, variance, uniform_error_bias(variance))
 
     def round(self, place: Floats32, levels: Ints, plan: Plan, rows: range) -> Ints:
         """Round places in [0, 1] to one of `levels` levels, without bias."""

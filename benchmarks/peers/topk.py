@@ -23,7 +23,7 @@ from benchmarks.peers.rows import (
     to_bits,
     write_half,
 )
-from fpld.codecs import Traits
+from fpld.codecs import CodecTraits
 from fpld.errors import FrameError
 from fpld.types import Decoded
 
@@ -39,7 +39,9 @@ class TopKCodec(RowCodec):
     """Send as many of a row's largest logits as the budget holds."""
 
     code: int = 32804
-    traits = Traits(seeks=True, refines=False)  # a floor for tokens that are not sent has a meaning for logits only
+    traits = CodecTraits(
+        seeks=True, refines=False
+    )  # a floor for tokens that are not sent has a meaning for logits only
 
     def least_bytes(self, vocab: int) -> int:
         """Return the bytes of a floor, one index and one value."""

@@ -1,93 +1,161 @@
-"""Attacks: what the aggregator sees of a round, and a score for each canary: high if it seems to be in the text.
+"""Canaries, and attacks that try to tell which of them are in a node's text.
 
-Every score compares with a model that has not seen the node's text, the student before the round. That is the
-likelihood ratio of RMIA (Zarifzadeh, Liu and Shokri, 2024) with this one reference; comparing it with a population
-besides keeps the order of the scores, and so AUC and true positives.
+A canary is a short text that goes into the node's text or stays out, by a fair coin of its own. There are two kinds. A
+`probe` canary begins as a sequence of the public probe set and continues with a random token. No other text does so,
+and the node's label at that very context shows whether it has learnt the token: it is the sharpest canary we know, and
+a privacy guarantee must hold for it too. A `text` canary is a window of the node's held-out text: an ordinary record.
+
+An attack gives each canary a score, high if it seems to be in the text, from what the aggregator sees of a round: the
+node's labels, a surrogate distilled from them alone, and the student. Every score is relative to a model that has not
+seen the node's text, the student before the round. That is the likelihood ratio of RMIA (Zarifzadeh, Liu and Shokri,
+2024) with this one reference. Comparing with a population besides would keep the order of the scores, and so AUC and
+true positives.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.federation import jobs
-from fpld.federation.training import open_student
+from fpld.errors import InputError
+from fpld.federation import workers
+from fpld.node.training import open_student
 from fpld.numerics import log_softmax
-from fpld.protocol.combine import combine
-from fpld.protocol.replies import Replies, Silent
+from fpld.protocol.combine import NullObserver, Replies
+from fpld.protocol.fast_paths import combine_replies
+from fpld.storage.arrays import read_arrays, write_arrays
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from fpld.audit.canaries import Canaries
-    from fpld.codecs import Codec
+    from fpld.codecs.base import Codec
     from fpld.rules import Rule
-    from fpld.rules.target import Target
-    from fpld.storage.folder import Arrays
     from fpld.students import Student
-    from fpld.types import Plan
+    from fpld.target import Target
+    from fpld.types import Array, Arrays, Plan
 
-    Array = np.ndarray[Any, np.dtype[Any]]
+CANARY_PREFIX_TOKENS = 8
+"""Tokens of a probe sequence that a canary begins with."""
 
 
-class Sent(NamedTuple):
-    """What a node sent in a round, and under which plan: the aggregator can decode it."""
+@dataclass(frozen=True, eq=False, slots=True)
+class Canaries:
+    """Canaries of one kind: `tokens` [N, L], and which of them are `included` [N]; scores count tokens from `first` on.
+
+    `contexts` [N] are the rows of the probe set at which the last token is predicted; None for text canaries.
+    """
+
+    kind: str
+    tokens: Array
+    included: Array
+    first: int
+    contexts: Array | None = None
+
+
+def probe_canaries(sequences: Array, vocab: int, count: int, *, seed: int) -> Canaries:
+    """Draw canaries from probe sequences [S, T] with different beginnings."""
+    length = sequences.shape[1]
+    prefix = min(CANARY_PREFIX_TOKENS, length)
+    _, places = np.unique(sequences[:, :prefix], axis=0, return_index=True)
+    if len(places) < count:
+        raise InputError(f"canaries must be at most the different probe sequences, {len(places)}, got {count}")
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(places)[:count])
+    last = rng.integers(vocab, size=(count, 1))
+    tokens = np.concatenate((sequences[chosen, :prefix], last), axis=1).astype(np.int32)
+    return Canaries("probe", tokens, rng.random(count) < 0.5, prefix, chosen * length + prefix - 1)
+
+
+def text_canaries(heldout: Array, width: int, count: int, *, seed: int) -> Canaries:
+    """Draw disjoint windows of `width` tokens from a held-out text; fewer than `count` if it is short."""
+    windows = heldout[: len(heldout) // width * width].reshape(-1, width)
+    rng = np.random.default_rng(seed)
+    chosen = np.sort(rng.permutation(len(windows))[:count])
+    return Canaries("text", windows[chosen], rng.random(len(chosen)) < 0.5, 1)
+
+
+def insert_canaries(path: Path, sets: Iterable[Canaries], *, copies: int) -> None:
+    """Add `copies` of each included canary to a node's text file; all copies of one are one document."""
+    arrays, meta = read_arrays(path)
+    tokens = [arrays["tokens"]]
+    lengths = [arrays["lengths"]]
+    groups = [arrays["groups"]]
+    group = int(arrays["groups"].max()) + 1
+    for canaries in sets:
+        for canary in canaries.tokens[canaries.included]:
+            tokens += [canary] * copies
+            lengths.append(np.full(copies, len(canary), np.int64))
+            groups.append(np.full(copies, group, np.int64))
+            group += 1
+    joined = {"tokens": tokens, "lengths": lengths, "groups": groups}
+    write_arrays(path, {name: np.concatenate(parts) for name, parts in joined.items()}, meta)
+
+
+class ObservedReply(NamedTuple):
+    """What the aggregator needs to decode a node's labels of a round."""
 
     codec: Codec
     payload: bytes
     plan: Plan
 
 
-def label_scores(sent: Sent, canaries: Canaries, before: Student, sequences: Array) -> Array:
-    """Score by the node's own labels at the canaries' contexts: how likely they make the last token, to before.
+def label_scores(sent: ObservedReply, canaries: Canaries, before: Student, sequences: Array) -> Array:
+    """Score canaries by how much likelier the node's labels make their last token than the student before.
 
-    Sampled labels are mostly what the student said before, plus rare changes: there the difference counts.
+    With logits that is the log-likelihood ratio. Sampled labels are mostly the student's prediction plus rare changes,
+    often to 0, so there it is the difference of probabilities.
     """
     if canaries.contexts is None:
         raise ValueError(f"canaries of kind {canaries.kind!r} have no contexts in the probe set")
-    asked, last = canaries.contexts, canaries.tokens[:, -1]
-    scores = np.empty(len(asked))
-    length, start = sequences.shape[1], 0
+    contexts = canaries.contexts
+    scores = np.empty(len(contexts))
+    length = sequences.shape[1]
+    start = 0
     for block in sent.codec.reader(sent.payload, sent.plan).blocks():
-        some = np.flatnonzero((asked >= start) & (asked < start + len(block.values)))
-        rows, tokens = asked[some] - start, last[some]
+        inside = np.flatnonzero((contexts >= start) & (contexts < start + len(block.values)))
+        rows = contexts[inside] - start
+        tokens = canaries.tokens[inside, -1]
         start += len(block.values)
-        if not some.size:
+        if not inside.size:
             continue
-        known = before.logits(sequences[asked[some] // length]).reshape(len(some), length, -1)
-        known = log_softmax(known[np.arange(len(some)), asked[some] % length])[np.arange(len(some)), tokens]
-        if block.chances is None:
+        each = np.arange(len(inside))
+        logits = before.logits(sequences[contexts[inside] // length]).reshape(len(inside), length, -1)
+        reference = log_softmax(logits[each, contexts[inside] % length])[each, tokens]
+        if block.probabilities is None:
             bias = np.broadcast_to(block.bias, block.values.shape)[rows]
-            scores[some] = log_softmax(block.values[rows] - bias)[np.arange(len(some)), tokens] - known
+            scores[inside] = log_softmax(block.values[rows] - bias)[each, tokens] - reference
         else:
-            scores[some] = block.chances[rows, tokens] - np.exp(known)
+            scores[inside] = block.probabilities[rows, tokens] - np.exp(reference)
     return scores
 
 
 def model_scores(model: Student, before: Student, canaries: Canaries) -> Array:
-    """Score by a model: how much likelier than before it makes the tokens of a canary."""
-    return _likelihoods(model, canaries) - _likelihoods(before, canaries)
+    """Score canaries by how much likelier a model makes their tokens than the student before."""
+    return _log_likelihoods(model, canaries) - _log_likelihoods(before, canaries)
 
 
-def own_target(sent: Sent, rule: Rule) -> Target:
-    """Return what a student would be distilled to from this node's labels alone."""
-    return combine(Replies(sent.codec, rule, [sent.payload], [sent.plan]), Silent()).target
+def node_target(sent: ObservedReply, rule: Rule) -> Target:
+    """Return the target of distillation from one node's labels alone."""
+    return combine_replies(Replies(sent.codec, rule, [sent.payload], [sent.plan]), NullObserver()).target
 
 
-def surrogate(base: Path, state: Arrays, *how: Any) -> Arrays:
-    """Distil a model from one node's labels, with the arguments of a distillation job; return its weights.
+def distill_surrogate(base: Path, state: Arrays, *how: Any) -> Arrays:
+    """Distil a model with the arguments of a distillation job; return its weights.
 
-    It need not become better than it was: the labels may say little.
+    The weights are taken even if they are not better than before: one node's labels may say little.
     """
     student = open_student(base, state)
-    jobs.learn(student, *how)
+    workers.learn(student, *how)
     return student.state()
 
 
-def _likelihoods(model: Student, canaries: Canaries) -> Array:
-    """Return the log-likelihood of each canary's tokens from its `first` on."""
-    inputs, following = canaries.tokens[:, :-1], canaries.tokens[:, 1:]
-    chances = log_softmax(model.logits(inputs)).reshape(*inputs.shape, -1)
-    taken = np.take_along_axis(chances, following[..., None].astype(np.int64), axis=-1)[..., 0]
+def _log_likelihoods(model: Student, canaries: Canaries) -> Array:
+    """Return the log-likelihood of each canary's tokens from `first` on."""
+    inputs = canaries.tokens[:, :-1]
+    following = canaries.tokens[:, 1:, None].astype(np.int64)
+    logs = log_softmax(model.logits(inputs)).reshape(*inputs.shape, -1)
+    taken = np.take_along_axis(logs, following, axis=-1)[..., 0]
     return np.asarray(taken[:, canaries.first - 1 :].sum(axis=1, dtype=np.float64))

@@ -1,22 +1,32 @@
 """Codecs side by side: the same logits, the same budgets, what arrives and how fast."""
 
-from fpld.bench.contenders import Contender, contenders, no_peers, read_peers
-from fpld.bench.limit import Limit
-from fpld.bench.measure import COLUMNS, Left, draw, measure
-from fpld.bench.scenes import SCENES, SYNTHETIC, Scene, read_scene
+from fpld.bench.accuracy import (
+    COLUMNS,
+    Contender,
+    MeanTarget,
+    RateLimit,
+    SkippedBudget,
+    compare_codecs,
+    draw_comparison,
+    no_peers,
+    read_peers,
+    scene_contenders,
+)
+from fpld.bench.scenes import SCENES, SYNTHETIC, LogitScene, read_scene
 
 __all__ = [
     "COLUMNS",
     "SCENES",
     "SYNTHETIC",
     "Contender",
-    "Left",
-    "Limit",
-    "Scene",
-    "contenders",
-    "draw",
-    "measure",
+    "LogitScene",
+    "MeanTarget",
+    "RateLimit",
+    "SkippedBudget",
+    "compare_codecs",
+    "draw_comparison",
     "no_peers",
     "read_peers",
     "read_scene",
+    "scene_contenders",
 ]

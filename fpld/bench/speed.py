@@ -11,21 +11,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld import compiled
-from fpld.bench.contenders import Contender, no_peers
+from fpld import kernels
+from fpld.bench.accuracy import Contender, no_peers
 from fpld.bench.scenes import ZIPF
-from fpld.codecs import ArrayPrior, PredictiveCodec, UniformCodec, encode
-from fpld.codecs.prior import in_eighths
+from fpld.codecs.base import encode
+from fpld.codecs.predictive.codec import PredictiveCodec
+from fpld.codecs.prior import ArrayPrior, in_eighths
 from fpld.codecs.samples.codec import SAMPLES
+from fpld.codecs.uniform.codec import UniformCodec
 from fpld.errors import InputError
 from fpld.protocol import Aggregator, Budget, Settings
-from fpld.protocol.replies import Replies
-from fpld.protocol.ways import WAYS
-from fpld.protocol.wire import seal
+from fpld.protocol.combine import NullObserver, Replies
+from fpld.protocol.fast_paths import combine_replies
+from fpld.protocol.wire import encode_frame
 from fpld.registry import codecs
 from fpld.rules import MIXTURE
 from fpld.seeds import derive_key, derive_seed
@@ -34,22 +36,31 @@ from fpld.types import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy.typing as npt
-
-    from fpld.bench.contenders import Peers
-    from fpld.codecs import Codec
+    from fpld.bench.accuracy import Peers
+    from fpld.codecs.base import Codec
     from fpld.codecs.prior import Eighths
-    from fpld.protocol.replies import Sample
-
-    Floats32 = npt.NDArray[np.float32]
+    from fpld.types import Floats32
 
 Row = dict[str, Any]
-COLUMNS = ("codec", "bits", "context_bits", "operation", "ratio", "nanoseconds")
 CLIP = 8.0
-APART = 0.5  # nats
-_ENOUGH = 2.0  # seconds: a codec that would take longer for one node is timed on fewer contexts
+PRIOR_DISTANCE = 0.5  # nats, of a node from the prior
+_MAX_SECONDS = 2.0  # a codec that would take longer for one node is timed on fewer contexts
 
-__all__ = ["COLUMNS", "Sizes", "contenders", "measure"]
+__all__ = ["Sizes", "SpeedRow", "contenders", "time_codecs"]
+
+
+class SpeedRow(NamedTuple):
+    """The time of an operation of a codec at a budget, per coordinate and per context.
+
+    `ratio` is coordinates per second over those of `acc += x`; `nanoseconds` is the time for a coordinate of a node.
+    """
+
+    codec: str
+    bits: float
+    context_bits: float
+    operation: str
+    ratio: float
+    nanoseconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +75,16 @@ class Sizes:
 
 def contenders(nodes: int, peers: Peers = no_peers) -> list[Contender]:
     """List the registered codecs, the uniform one in NumPy too, and the peers."""
-    own = [Contender(name, codecs.get(name)) for name in codecs.names()]
+    registered = [Contender(name, codecs.get(name)) for name in codecs.names()]
     reference = Contender("uniform (numpy)", UniformCodec(reference=True))
-    found = [*own, reference, *(Contender(name, codec) for name, codec in peers(nodes).items())]
-    return [replace(item, fields={"clip": CLIP} if item.name.startswith("uniform") else {}) for item in found]
+    listed = [*registered, reference, *(Contender(name, codec) for name, codec in peers(nodes).items())]
+    return [replace(item, fields={"clip": CLIP} if item.name.startswith("uniform") else {}) for item in listed]
 
 
-def measure(
+def time_codecs(
     listed: Sequence[Contender], budgets: Sequence[float], sizes: Sizes, seed: int, tick: Callable[[], None]
 ) -> list[Row]:
-    """Time every codec at every budget (bits per coordinate) that it can meet; `context_bits` are those of a context.
-
-    `ratio` is coordinates per second over those of `acc += x`; `nanoseconds` is the time for a coordinate of a node.
-    """
+    """Time every codec at every budget (bits per coordinate) that it can meet; the rows' columns are `SpeedRow`."""
     logits, prior = _scene(sizes, np.random.default_rng(derive_seed(seed, "bench", "speed")))
     rows: list[Row] = []
     for bits in budgets:
@@ -92,20 +100,22 @@ def _scene(sizes: Sizes, rng: np.random.Generator) -> tuple[Floats32, Eighths]:
     shape = (sizes.contexts, sizes.vocab)
     ranks = rng.random(shape, np.float32).argsort(axis=1) + 1
     common = 2 * (rng.standard_normal(shape, np.float32) - ZIPF * np.log(ranks, dtype=np.float32))
-    logits, other = (common + APART * rng.standard_normal(shape, np.float32) for _ in range(2))
+    logits, other = (common + PRIOR_DISTANCE * rng.standard_normal(shape, np.float32) for _ in range(2))
     return logits, in_eighths(other)
 
 
 def _time(item: Contender, bits: float, logits: Floats32, prior: Eighths, sizes: Sizes, seed: int) -> list[Row]:
-    some = logits[: max(1, min(len(logits), (1 << 18) // logits.shape[1]))]
-    first = _plans(item, bits, prior[: len(some)], sizes, seed)[0]
-    encode(item.codec, some, first)  # compiles, and refuses
-    seconds = _seconds(lambda: encode(item.codec, some, first))
-    contexts = min(len(logits), max(len(some), int(_ENOUGH / seconds * len(some))))
+    """Time one codec at one budget; raise `InputError` if it cannot meet it."""
+    # A first trial on a few contexts compiles the kernels, and says how many contexts there is time for.
+    few = logits[: max(1, min(len(logits), (1 << 18) // logits.shape[1]))]
+    first = _plans(item, bits, prior[: len(few)], sizes, seed)[0]
+    encode(item.codec, few, first)
+    seconds = _seconds(lambda: encode(item.codec, few, first))
+    contexts = min(len(logits), max(len(few), int(_MAX_SECONDS / seconds * len(few))))
     part = logits[:contexts]
     plans = _plans(item, bits, prior[:contexts], sizes, seed)
     payloads = _payloads(item.codec, part, plans)
-    frames = [seal(payload, plan, item.codec.code) for payload, plan in zip(payloads, plans, strict=True)]
+    frames = [encode_frame(payload, plan, item.codec.code) for payload, plan in zip(payloads, plans, strict=True)]
     work: dict[str, tuple[Callable[[], object], int]] = {
         "encode": (lambda: encode(item.codec, part, plans[0]), 1),
         "decode + add": (_adder(item.codec, payloads, plans, part), len(plans)),
@@ -124,20 +134,21 @@ def _time(item: Contender, bits: float, logits: Floats32, prior: Eighths, sizes:
     base = median(times["add"])
     values = {name: median(times[name]) / count for name, (_, count) in work.items()}
     return [
-        dict(zip(COLUMNS, (item.name, bits, bits * sizes.vocab, name, base / value, 1e9 * value), strict=True))
+        SpeedRow(item.name, bits, bits * sizes.vocab, name, base / value, 1e9 * value)._asdict()
         for name, value in values.items()
     ]
 
 
 def _payloads(codec: Codec, logits: Floats32, plans: list[Plan]) -> list[bytes]:
     """Return a payload for each node; one serves all, but where a node's draws decide what can be sent."""
-    own = plans if codec.traits.sparse else plans[:1]
-    return [encode(codec, logits, plan) for plan in own] * (len(plans) // len(own))
+    used = plans if codec.traits.sparse else plans[:1]
+    return [encode(codec, logits, plan) for plan in used] * (len(plans) // len(used))
 
 
 def _plans(item: Contender, bits: float, prior: Eighths, sizes: Sizes, seed: int) -> list[Plan]:
     common: dict[str, Any] = {"run_key": derive_key(seed), "round": 1, "probe": bytes(32)}
-    traits, shared = item.codec.traits, ArrayPrior(prior)
+    traits = item.codec.traits
+    shared = ArrayPrior(prior)
     # As in a run: against a prior dither is stratified where nodes agree, which they do not here, or labels are sparse.
     stratified = traits.sparse or not traits.prior
     return [
@@ -159,10 +170,10 @@ def _plans(item: Contender, bits: float, prior: Eighths, sizes: Sizes, seed: int
 def _adder(codec: Codec, payloads: list[bytes], plans: list[Plan], like: Floats32) -> Callable[[], object]:
     """Return what decodes all nodes and adds them up, in the way that combining takes."""
     total = np.ones_like(like)
-    if codec == UniformCodec() and compiled.available():
+    if codec == UniformCodec() and kernels.numba_available():
         from fpld.codecs.uniform import fast  # brings numba along
 
-        return lambda: fast.add(payloads, plans, range(len(like)), total)
+        return lambda: fast.add_nodes(payloads, plans, range(len(like)), total)
     if codec == PredictiveCodec():
         return partial(_add_predictive, payloads, plans, total)
     if codec == SAMPLES:
@@ -171,26 +182,14 @@ def _adder(codec: Codec, payloads: list[bytes], plans: list[Plan], like: Floats3
 
 
 def _add_predictive(payloads: list[bytes], plans: list[Plan], total: Floats32) -> None:
-    from fpld.codecs.predictive.adding import add_up  # brings numba along
+    from fpld.codecs.predictive.accumulate import add_payloads  # brings numba along
 
-    for part in add_up(payloads, plans, np.empty(0, np.int64), mixture=False, threads=1):
+    for part in add_payloads(payloads, plans, np.empty(0, np.int64), mixture=False, threads=1):
         total[part.rows.start : part.rows.stop] += part.total
 
 
 def _add_sparse(payloads: list[bytes], plans: list[Plan]) -> None:
-    finish, parts = WAYS[SAMPLES, MIXTURE].run(Replies(SAMPLES, MIXTURE, payloads, plans), _Nobody(), 1)
-    for _ in parts:
-        pass
-    finish()
-
-
-class _Nobody:
-    """An observer that wants to see nothing."""
-
-    samples = squares = False
-
-    def look(self, sample: Sample) -> None:
-        """Take no notice."""
+    combine_replies(Replies(SAMPLES, MIXTURE, payloads, plans), NullObserver(), 1)
 
 
 def _add_decoded(codec: Codec, payloads: list[bytes], plans: list[Plan], total: Floats32) -> None:

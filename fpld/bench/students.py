@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import config as configuration
-from fpld.bench.scenes import Scene, read_scene
+from fpld.bench.scenes import LogitScene, read_scene
 from fpld.data.fetch import cache_folder
-from fpld.federation.bases import base_file
 from fpld.federation.prepare import prepare
-from fpld.federation.training import one_thread
+from fpld.node.spec import base_file
+from fpld.node.training import one_thread
 from fpld.rules import MIXTURE, combine
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import write_arrays
-from fpld.storage.folder import RunFolder, text_file
+from fpld.storage.run_folder import RunFolder, text_file
 from fpld.students import load
-from fpld.types import Decoded
+from fpld.types import Array, Decoded
 
 if TYPE_CHECKING:
     from fpld.config import Config
     from fpld.students import Student
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 ROUNDS = (1, 3)
 SEQUENCES = 16  # of the probe set, whose logits make the scene
@@ -42,7 +41,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def students(seed: int, round: int) -> Scene:
+def cached_scene(seed: int, round: int) -> LogitScene:
     """Return the scene of a round, from the cache or made anew."""
     folder = cache_folder()
     files = {each: folder / f"bench-students-{each}-seed-{seed}.safetensors" for each in ROUNDS}
@@ -51,12 +50,12 @@ def students(seed: int, round: int) -> Scene:
         for each, (logits, prior) in _train(seed).items():
             write_arrays(files[each], {"logits": logits, "prior": prior}, {})
     scene = read_scene(files[round])
-    return Scene(f"students-{round}", scene.logits, scene.prior)
+    return LogitScene(f"students-{round}", scene.logits, scene.prior)
 
 
 def _federation(seed: int) -> Config:
     """Return the demonstration's configuration with sizes of its own: scenes must not change with the demonstration."""
-    config, _ = configuration.load("demo")
+    config, _ = configuration.read_config("demo")
     changes = {name: getattr(config, name).model_copy(update=update) for name, update in _SIZES.items()}
     run = config.run.model_copy(update={"seed": seed})
     return config.model_copy(update={**changes, "run": run, "student": config.student.changed(width=96)})
@@ -91,7 +90,8 @@ def _train(seed: int) -> dict[int, tuple[Array, Array]]:
 
 def _mixture(nodes: list[Student], sequences: Array) -> Array:
     """Average the nodes' probabilities, a few sequences at a time."""
-    parts, exact = [], np.zeros((1, 1), np.float32)
+    parts = []
+    exact = np.zeros((1, 1), np.float32)
     for start in range(0, len(sequences), 32):
         values = [np.asarray(node.logits(sequences[start : start + 32]), np.float32) for node in nodes]
         parts.append(combine(MIXTURE, [Decoded(each, exact, exact) for each in values]))

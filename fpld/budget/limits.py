@@ -1,7 +1,7 @@
-"""How much each node may send in a round: what its link carries, its own cap, what the codec can use and what it needs.
+"""Limits of what each node may send in a round: its link, its cap, and the most and the least bits of the codec.
 
 A run and the planner both take their limits from here. All are in bits of payload per probe context. A link carries
-whole frames, so the frame's own bytes are taken off what it carries; a cap is on the payload.
+whole frames, so the frame's overhead is subtracted from its capacity; a cap is on the payload.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fpld import _check
+from fpld import validation
 from fpld.codecs.uniform.codec import MAX_BITS, RANGE_BYTES
 from fpld.errors import BudgetError, InputError
 from fpld.registry import codecs
@@ -25,17 +25,25 @@ if TYPE_CHECKING:
     from fpld.config import NodeSection
     from fpld.types import Floats
 
-KINDS = ("link", "cap", "codec")
-"""What can hold a node: what its link carries before the deadline, its own cap, and what the codec can use."""
-_USEFUL = {"uniform": MAX_BITS}  # bits per coordinate beyond which a codec gains nothing, where there is such a number
+LIMIT_KINDS = ("link", "cap", "codec")
+"""What can limit a node: its link's capacity before the deadline, its cap, and the bits that the codec can use."""
+_MAX_USEFUL_BITS = {"uniform": MAX_BITS}  # bits per coordinate beyond which a codec gains nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """A node as a sender: its link in bit/s, its own cap in bits per probe context and round, its weight, its clip.
+    """Describe a node as a sender.
 
-    `ranged`: each context states a range of its own on the wire, and `clip` is only what that amounts to. `useful` are
-    the bits beyond which its codec was seen to have no use for more.
+    Parameters
+    ----------
+    rate
+        Bits per second of its link.
+    cap
+        Bits per probe context and round.
+    ranged
+        Each context states its range on the wire; `clip` is then only what the ranges amount to.
+    useful
+        Bits per context beyond which its codec had no use for more in earlier rounds.
     """
 
     name: str
@@ -50,18 +58,18 @@ class Sender:
         for field in ("rate", "weight", "clip"):
             value = getattr(self, field)
             if value is not None:
-                _check.real(f"{field} of node {self.name!r}", value, above=0.0)
+                validation.real(f"{field} of node {self.name!r}", value, above=0.0)
         if not self.cap > 0:
             raise InputError(f"cap of node {self.name!r} must be greater than 0, got {self.cap:g}")
 
     @property
     def allocation_weight(self) -> float:
-        """Return the weight: as said, or the square of the clip level, or 1."""
+        """Return the weight: the configured one, or the square of the clip level, or 1."""
         return self.weight if self.weight is not None else (self.clip or 1.0) ** 2
 
     @property
     def clip_level(self) -> float | None:
-        """Return the clip level: as said, or the root of the weight, or None if neither is known."""
+        """Return the clip level: the configured one, or the root of the weight, or None without either."""
         return self.clip if self.clip is not None else None if self.weight is None else math.sqrt(self.weight)
 
 
@@ -88,7 +96,7 @@ def _cap(node: NodeSection, vocab: int) -> float:
 
 
 class Limits(NamedTuple):
-    """The most bits of each node by each of `KINDS` [3, K], and the least that the codec works with [K]."""
+    """The most bits of each node by each of `LIMIT_KINDS` [3, K], and the least that the codec works with [K]."""
 
     most: Floats
     floors: Floats
@@ -102,7 +110,7 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Uplinks:
-    """The uplinks of a round: who sends, the probe set's size, the time that they have, the codec, a frame's own bytes.
+    """Describe the uplinks of a round: senders, probe set, deadline in seconds, codec, overhead of a frame in bytes.
 
     Without a codec any number of bits can be sent and used, as in the paper.
     """
@@ -120,7 +128,7 @@ class Uplinks:
         return Limits(np.array(most), np.array([self._floor(node) for node in self.nodes]))
 
     def feasible(self) -> Limits:
-        """Return the limits of all nodes; a node that cannot reach its floor is an error that says what would do."""
+        """Return the limits of all nodes; raise BudgetError, with a remedy, if a node cannot reach its floor."""
         limits = self.limits()
         short = limits.floors - limits.caps
         if (short > 0).any():
@@ -129,12 +137,12 @@ class Uplinks:
         return limits
 
     def plan(self, node: Sender, bits: float) -> Plan:
-        """Return a plan of this size, for what the codec and the wire say about sizes."""
+        """Return a plan with these bits, to ask the codec about sizes."""
         clip = None if node.ranged or self.codec is None else node.clip
         return Plan(bytes(16), 1, 0, bytes(32), self.contexts, self.vocab, bits, clip)
 
-    def side(self, node: Sender) -> int:
-        """Return the bits of a context's own range."""
+    def range_bits(self, node: Sender) -> int:
+        """Return the bits of a context's range on the wire; none with a fixed clip."""
         return 8 * RANGE_BYTES if self.codec is not None and self.plan(node, 1.0).clip is None else 0
 
     def least_deadline(self) -> float:
@@ -148,7 +156,7 @@ class Uplinks:
         return max(node.rate * self.deadline - 8 * self.overhead, 0.0) / self.contexts
 
     def _useful(self, node: Sender) -> float:
-        return min(_USEFUL.get(self.codec or "", math.inf) * self.vocab + self.side(node), node.useful)
+        return min(_MAX_USEFUL_BITS.get(self.codec or "", math.inf) * self.vocab + self.range_bits(node), node.useful)
 
     def _floor(self, node: Sender) -> float:
         return 0.0 if self.codec is None else codecs.get(self.codec).least_bits(self.plan(node, 1.0))

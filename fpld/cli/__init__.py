@@ -1,4 +1,4 @@
-"""The command line: `fpld COMMAND`. Each command is a module with HELP, EPILOG, `configure` and `run`."""
+"""The command line: `fpld COMMAND`. Each module here ends with the records of its commands."""
 
 from __future__ import annotations
 
@@ -7,53 +7,37 @@ import sys
 from typing import TYPE_CHECKING
 
 from fpld import __version__
-from fpld._check import printable
-from fpld.cli import (
-    aggregator,
-    allocate,
-    audit,
-    bench,
-    bounds,
-    certs,
-    check,
-    dashboard,
-    data,
-    evaluate,
-    export,
-    generate,
-    init_node,
-    node,
-    plan,
-    report,
-    reproduce,
-    run,
-)
+from fpld.cli import audit, bench, dashboard, data, deployment, models, plan, report, run, theory
+from fpld.cli.arguments import Stopped
 from fpld.cli.output import Output
-from fpld.cli.signals import Stopped
 from fpld.errors import FpldError
+from fpld.validation import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
-    "run": run,
-    "check": check,
-    "aggregator": aggregator,
-    "node": node,
-    "init-node": init_node,
-    "certs": certs,
-    "plan": plan,
-    "report": report,
-    "dashboard": dashboard,
-    "generate": generate,
-    "evaluate": evaluate,
-    "audit": audit,
-    "export": export,
-    "data": data,
-    "reproduce": reproduce,
-    "allocate": allocate,
-    "bounds": bounds,
-    "bench": bench,
+    command.name: command
+    for command in (
+        run.COMMAND,
+        run.CHECK,
+        deployment.AGGREGATOR,
+        deployment.NODE,
+        deployment.INIT_NODE,
+        deployment.CERTS,
+        plan.COMMAND,
+        report.COMMAND,
+        dashboard.COMMAND,
+        models.GENERATE,
+        models.EVALUATE,
+        audit.COMMAND,
+        models.EXPORT,
+        data.COMMAND,
+        theory.REPRODUCE,
+        theory.ALLOCATE,
+        theory.BOUNDS,
+        bench.COMMAND,
+    )
 }
 
 
@@ -65,15 +49,15 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"fpld {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help="what to do")
-    for name, module in COMMANDS.items():
+    for command in COMMANDS.values():
         sub = commands.add_parser(
-            name,
-            help=module.HELP,
-            description=module.HELP[0].upper() + module.HELP[1:] + ".",
-            epilog=module.EPILOG,
+            command.name,
+            help=command.help,
+            description=command.help[0].upper() + command.help[1:] + ".",
+            epilog=command.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        module.configure(sub)
+        command.configure(sub)
         sub.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     return top
 
@@ -82,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; bad input is one line on standard error and exit code 2."""
     arguments = parser().parse_args(argv)
     try:
-        code: int = COMMANDS[arguments.command].run(arguments, Output(arguments.json))
+        return COMMANDS[arguments.command].run(arguments, Output(arguments.json))
     except FpldError as error:
         sys.stderr.write(f"fpld {arguments.command}: error: {error}\n")
         return 2
@@ -96,4 +80,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as stopped:
         sys.stderr.write(f"{stopped}\n")
         return stopped.code
-    return code

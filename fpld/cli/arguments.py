@@ -1,16 +1,36 @@
-"""Arguments that several commands take, and their parsing."""
+"""What commands have in common: the record of a command, arguments that several take, and signals that stop them."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import signal
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from fpld.errors import InputError
 from fpld.units import parse_rate, parse_size
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fpld.cli.output import Output
+
 T = TypeVar("T")
+
+
+class Command(NamedTuple):
+    """A command: its name, its help in one line, what the help ends with, its arguments, and what it does.
+
+    `configure` adds the arguments to a parser. `run` takes the parsed ones, prints, and returns the exit code.
+    """
+
+    name: str
+    help: str
+    epilog: str
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace, Output], int]
 
 
 def numbers(text: str) -> list[float]:
@@ -29,13 +49,13 @@ def words(text: str) -> list[str]:
 def rates(text: str) -> list[float]:
     """Parse a comma-separated list of links' rates, each with its unit."""
     try:
-        found = [float(parse_rate(part)) for part in text.split(",")]
+        values = [float(parse_rate(part)) for part in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    for part, rate in zip(text.split(","), found, strict=True):
+    for part, rate in zip(text.split(","), values, strict=True):
         if not 0 < rate < math.inf:
             raise argparse.ArgumentTypeError(f"must be greater than 0 and finite, got {part.strip()!r}")
-    return found
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +93,28 @@ def _size(text: str) -> Size:
 def one_or_each(values: list[T] | None, nodes: int) -> list[T] | None:
     """Repeat a single value for every node; leave a list as it is (its length is checked where it is used)."""
     return values * nodes if values is not None and len(values) == 1 else values
+
+
+class Stopped(BaseException):
+    """The user or the system asked this process to stop: an exception, so that what is open gets closed."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.code = 128 + number
+
+
+@contextmanager
+def stop_on_signals(text: str) -> Iterator[None]:
+    """Raise `Stopped` at the first signal; further ones are ignored while things are being closed."""
+
+    def stop(number: int, _frame: object) -> None:
+        for other in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(other, signal.SIG_IGN)
+        raise Stopped(number, text)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

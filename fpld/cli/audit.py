@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fpld.cli.arguments import Command
+from fpld.storage.run_folder import CONFIG
+
 if TYPE_CHECKING:
     import argparse
 
     from fpld.cli.output import Output
     from fpld.config import Config
 
-HELP = "attack a federation as its aggregator could: canaries in a node's text, and what labels and student tell"
-EPILOG = """\
+_EPILOG = """\
 RUN is a configuration, a preset, or the folder of a local run, whose configuration is taken. It is run again in a new
 folder, with canaries in the text of one node, each in or out by a fair coin. Two kinds: `probe` canaries continue a
 public probe sequence with a random token, `text` canaries are windows of the node's held-out text. Three attacks, on
@@ -26,8 +28,7 @@ epsilon_upper is what the accountant promises; docs/privacy.md says more. Exampl
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="a TOML file, a preset, or the folder of a local run")
     parser.add_argument("--node", metavar="NAME", help="the node that is attacked (default: the first)")
     parser.add_argument("--canaries", type=int, default=240, metavar="N", help="canaries of each kind (default: 240)")
@@ -38,28 +39,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/audit"), help="default: runs/audit")
 
 
-def run(arguments: argparse.Namespace, output: Output) -> int:
+def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Audit, and print the table."""
     from fpld import config as configuration
-    from fpld._check import integer
-    from fpld.audit.run import Plan, audit
-    from fpld.federation.check import refuse
+    from fpld.audit.run import AuditPlan, run_audit
+    from fpld.federation.preflight import refuse
+    from fpld.validation import integer
 
-    file = Path(arguments.run) / "config.toml"
+    file = Path(arguments.run) / CONFIG
     source = str(file) if file.exists() else arguments.run
-    config, text = configuration.load(source, seed=arguments.seed)
+    config, text = configuration.read_config(source, seed=arguments.seed)
     if arguments.epsilon is not None:
         config = _promising(config, arguments.epsilon, arguments.unit)
         text += f"\n# --epsilon {arguments.epsilon}\n"
     names = [node.name for node in config.nodes]
-    plan = Plan(
+    plan = AuditPlan(
         _index(names, arguments.node),
         integer("--canaries", arguments.canaries, least=16, most=100_000),
         integer("--copies", arguments.copies, least=1, most=1000),
     )
     with output.status():
         refuse(config, source, local=True)
-        rows = audit(config, text, arguments.out, plan)
+        rows = run_audit(config, text, arguments.out, plan)
     output.result("audit", rows, title=f"What the aggregator can tell of {names[plan.node]} ({arguments.out})")
     return 0
 
@@ -73,7 +74,7 @@ def _index(names: list[str], name: str | None) -> int:
 
 
 def _promising(config: Config, epsilon: float, unit: str | None) -> Config:
-    """Return the configuration with another promise, about windows if it had none and nothing is said."""
+    """Return the configuration with another promise, about windows if it had none and no unit is asked for."""
     from fpld.config import PrivacySection
     from fpld.errors import InputError
 
@@ -82,3 +83,12 @@ def _promising(config: Config, epsilon: float, unit: str | None) -> Config:
     terms = config.privacy or PrivacySection(epsilon=epsilon, unit="window")
     changes = {"epsilon": epsilon} | ({} if unit is None else {"unit": unit})
     return config.model_copy(update={"privacy": terms.model_copy(update=changes)})
+
+
+COMMAND = Command(
+    "audit",
+    "attack a federation as its aggregator could: canaries in a node's text, and what labels and student tell",
+    _EPILOG,
+    _configure,
+    _run,
+)

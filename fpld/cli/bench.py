@@ -6,22 +6,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from fpld import _check
-from fpld.bench import SCENES, SYNTHETIC, contenders, draw, measure, no_peers, read_peers, read_scene, speed
-from fpld.cli.arguments import numbers
+from fpld import validation
+from fpld.bench import (
+    SCENES,
+    SYNTHETIC,
+    compare_codecs,
+    draw_comparison,
+    no_peers,
+    read_peers,
+    read_scene,
+    scene_contenders,
+    speed,
+)
+from fpld.cli.arguments import Command, numbers
 from fpld.errors import InputError, MissingExtraError
-from fpld.report.figures import save_figure
+from fpld.report.draw import save_figure
 from fpld.storage.files import write_csv
 
 if TYPE_CHECKING:
     import argparse
 
-    from fpld.bench import Left, Scene
-    from fpld.bench.contenders import Peers
+    from fpld.bench import LogitScene, SkippedBudget
+    from fpld.bench.accuracy import Peers
     from fpld.cli.output import Output, Row
 
-HELP = "accuracy per bit and speed of codecs, side by side"
-EPILOG = """\
+_EPILOG = """\
 Each codec sends the same logits of K nodes within the same bits per coordinate, headers included. kl is from the
 softmax of the nodes' mean logits to that of the mean of what is decoded; speeds are over that of numpy's acc += x.
 Codecs that cannot meet a budget are left out of it. --peers adds codecs to compare with: in a checkout,
@@ -41,8 +50,7 @@ BITS = {"codecs": [0.1, 1.0, 1.25, 2.0, 4.0], "speed": [0.1, 1.0, 1.5, 2.0, 2.37
 CONTEXT_BITS = {"codecs": [10.0, 30.0, 100.0], "speed": [30.0]}  # what a sampled label takes, whatever the vocabulary
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["codecs", "speed"], help="what to compare")
     parser.add_argument(
         "--logits", type=Path, metavar="FILE", help="safetensors with logits [K, m, V] and perhaps prior [m, V]"
@@ -74,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of every draw (default: 0)")
 
 
-def run(arguments: argparse.Namespace, output: Output) -> int:
+def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, print, draw."""
     if not 0 <= arguments.seed < 2**32:
         raise InputError(f"--seed must be from 0 to {2**32 - 1}, got {arguments.seed}")
@@ -97,18 +105,19 @@ class _Asked(NamedTuple):
 
 
 def _asked(arguments: argparse.Namespace) -> _Asked:
-    given = arguments.bits, arguments.context_bits
-    listed = (BITS[arguments.what], CONTEXT_BITS[arguments.what]) if given == (None, None) else given
+    listed = arguments.bits, arguments.context_bits
+    if listed == (None, None):
+        listed = BITS[arguments.what], CONTEXT_BITS[arguments.what]
     names = "--bits", "--context-bits"
     return _Asked(
-        *([_check.real(n, bits, above=0.0) for bits in some or []] for n, some in zip(names, listed, strict=True))
+        *([validation.real(n, bits, above=0.0) for bits in some or []] for n, some in zip(names, listed, strict=True))
     )
 
 
 def _speed(arguments: argparse.Namespace, asked: _Asked, output: Output) -> int:
     sizes = speed.Sizes(
         *(
-            _check.integer(f"--{name}", getattr(arguments, name), least=1)
+            validation.integer(f"--{name}", getattr(arguments, name), least=1)
             for name in ("contexts", "vocab", "nodes", "repeat")
         )
     )
@@ -120,7 +129,7 @@ def _speed(arguments: argparse.Namespace, asked: _Asked, output: Output) -> int:
     chosen = [item for item in listed if item.name in (arguments.codec or names)]
     budgets = asked.budgets(sizes.vocab)
     with output.progress("speed", len(chosen) * len(budgets)) as tick:
-        rows = speed.measure(chosen, budgets, sizes, arguments.seed, tick)
+        rows = speed.time_codecs(chosen, budgets, sizes, arguments.seed, tick)
     if not rows:
         raise InputError(f"--bits: no codec meets a budget of {asked}")
     output.result("bench speed", rows, title="Coordinates per second over those of acc += x (one thread)")
@@ -142,11 +151,11 @@ def _codecs(arguments: argparse.Namespace, asked: _Asked, output: Output) -> int
     except OSError as error:
         raise InputError(f"--out: cannot write to {arguments.out}: {error.strerror or error}") from None
     rows: list[Row] = []
-    left: list[Left] = []
+    left: list[SkippedBudget] = []
     for make in scenes:
-        found, missed = _one(make(), asked, arguments, output)
-        rows += found
-        left += missed
+        measured, skipped = _one(make(), asked, arguments, output)
+        rows += measured
+        left += skipped
     if not rows:
         raise InputError(f"--bits: no codec meets a budget of {asked}")
     output.result("bench codecs", rows, title="KL, error and speed of codecs (bits per coordinate)")
@@ -160,19 +169,23 @@ def _peers(arguments: argparse.Namespace) -> Peers:
     return read_peers(arguments.peers) if arguments.peers else no_peers
 
 
-def _one(scene: Scene, asked: _Asked, arguments: argparse.Namespace, output: Output) -> tuple[list[Row], list[Left]]:
-    listed, budgets = contenders(scene, _peers(arguments)), asked.budgets(scene.shape[1])
+def _one(
+    scene: LogitScene, asked: _Asked, arguments: argparse.Namespace, output: Output
+) -> tuple[list[Row], list[SkippedBudget]]:
+    listed = scene_contenders(scene, _peers(arguments))
+    budgets = asked.budgets(scene.shape[1])
     with output.progress(f"codecs on {scene.name}", len(listed) * len(budgets)) as tick:
-        return measure(scene, listed, budgets, arguments.seed, tick)
+        return compare_codecs(scene, listed, budgets, arguments.seed, tick)
 
 
-def _reasons(left: list[Left]) -> dict[str, str]:
-    """Print for each scene and codec the budgets that it does not meet, and the reason for the largest of them."""
-    found: dict[str, list[Left]] = {}
+def _reasons(left: list[SkippedBudget]) -> dict[str, str]:
+    """Return for each scene and codec the budgets that it does not meet, and the reason for the largest of them."""
+    by_codec: dict[str, list[SkippedBudget]] = {}
     for item in left:
-        found.setdefault(f"{item.codec} on {item.scene}", []).append(item)
+        by_codec.setdefault(f"{item.codec} on {item.scene}", []).append(item)
     return {
-        name: f"{', '.join(f'{item.bits:g}' for item in items)} ({items[-1].reason})" for name, items in found.items()
+        name: f"{', '.join(f'{item.bits:g}' for item in items)} ({items[-1].reason})"
+        for name, items in by_codec.items()
     }
 
 
@@ -181,9 +194,12 @@ def _write(rows: list[Row], out: Path) -> list[str]:
     try:
         write_csv(out / f"{NAME}.csv", rows)
         scenes = len({row["scene"] for row in rows})
-        files = save_figure(partial(draw, rows), out / NAME, (4.2 * scenes + 1.8, 8.0))
+        files = save_figure(partial(draw_comparison, rows), out / NAME, (4.2 * scenes + 1.8, 8.0))
     except MissingExtraError as error:
         return [str(out / f"{NAME}.csv"), f"no figure ({error})"]
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror or error}") from None
     return [str(out / f"{NAME}.csv"), *map(str, files)]
+
+
+COMMAND = Command("bench", "accuracy per bit and speed of codecs, side by side", _EPILOG, _configure, _run)

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fpld.cli.arguments import Command
 from fpld.errors import InputError, MissingExtraError
-from fpld.report.runs import find_runs
+from fpld.report.run import find_runs
 
 if TYPE_CHECKING:
     import argparse
 
     from fpld.cli.output import Output
 
-HELP = "a live page of the runs in a folder, and the planner with sliders"
-EPILOG = """\
+_EPILOG = """\
 The page is read-only, and for this machine only unless --host says otherwise. On another address it asks for a token:
 $FPLD_TOKEN, or one that is made and printed. It speaks plain HTTP: over a network that others share, use an SSH tunnel
 (ssh -L 8337:localhost:8337 HOST) or put it behind a proxy with TLS. Examples:
@@ -26,11 +26,10 @@ $FPLD_TOKEN, or one that is made and printed. It speaks plain HTTP: over a netwo
   fpld dashboard
   fpld dashboard runs --port 9000
 """
-_LEAST_TOKEN = 16
+_MIN_TOKEN_CHARACTERS = 16
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         nargs="?",
@@ -45,12 +44,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8337, help="port to serve on (default: 8337; 0: any free one)")
 
 
-def run(arguments: argparse.Namespace, output: Output) -> int:
+def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Serve until stopped."""
     try:
-        from fpld.web.app import make_app
+        from fpld.web.app import make_app, make_server
         from fpld.web.guard import LOCAL
-        from fpld.web.server import server
     except ImportError:
         raise MissingExtraError("the dashboard", "dashboard") from None
     if not arguments.folder.is_dir():
@@ -69,16 +67,16 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
         if token is not None:
             output.note(f"token: {token}")
     sys.stdout.flush()
-    server(make_app(arguments.folder, token)).run(sockets=[listener])
+    make_server(make_app(arguments.folder, token)).run(sockets=[listener])
     return 0
 
 
 def _token(*, local: bool) -> str | None:
     """Return the token to ask for: the one that is set, a new one, or none on this machine."""
-    found = os.environ.get("FPLD_TOKEN", "").strip()
-    if found and len(found) < _LEAST_TOKEN:
-        raise InputError(f"FPLD_TOKEN must have at least {_LEAST_TOKEN} characters, got {len(found)}")
-    return found or (None if local else secrets.token_urlsafe(24))
+    token = os.environ.get("FPLD_TOKEN", "").strip()
+    if token and len(token) < _MIN_TOKEN_CHARACTERS:
+        raise InputError(f"FPLD_TOKEN must have at least {_MIN_TOKEN_CHARACTERS} characters, got {len(token)}")
+    return token or (None if local else secrets.token_urlsafe(24))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -92,3 +90,8 @@ def _listen(host: str, port: int) -> socket.socket:
         raise InputError(
             f"cannot serve on {host} port {port} ({error.strerror or error}): choose another --host or --port"
         ) from None
+
+
+COMMAND = Command(
+    "dashboard", "a live page of the runs in a folder, and the planner with sliders", _EPILOG, _configure, _run
+)

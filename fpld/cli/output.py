@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fpld.federation.log import listen
+from fpld.console import LogLines, show_log
+from fpld.federation.telemetry import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -72,48 +72,12 @@ class Output:
 
         With --json only warnings, such as of a damaged file that was passed over: nothing is done in silence.
         """
-        console = Console(stderr=True)
         if self.json:
-            with listen(Lines(console, logging.WARNING)):
-                yield
-        elif console.is_terminal:
-            columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-            with Progress(*columns, console=console, transient=True) as bar, listen(Bar(console, bar)):
+            with listen(LogLines(Console(stderr=True), logging.WARNING)):
                 yield
         else:
-            with listen(Lines(console)):
+            with show_log(progress=True):
                 yield
-
-
-class Lines(logging.Handler):
-    """Print each line that is logged, with the time since the start."""
-
-    def __init__(self, console: Console, level: int = logging.INFO) -> None:
-        super().__init__(level)
-        self._console, self._started = console, time.monotonic()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a line."""
-        line = f"{time.monotonic() - self._started:6.1f} s  {record.getMessage()}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-class Bar(Lines):
-    """Show the last line beside a bar that counts jobs; only results and warnings stay on the screen."""
-
-    def __init__(self, console: Console, bar: Progress) -> None:
-        super().__init__(console, logging.DEBUG)
-        self._bar, self._task = bar, bar.add_task("starting", total=None)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Move the bar, or show a line."""
-        counted = vars(record)
-        if "done" in counted:
-            self._bar.update(self._task, completed=counted["done"], total=counted["total"])
-        elif record.levelno >= logging.INFO:
-            self._bar.update(self._task, description=record.getMessage())
-            if "result" in counted or record.levelno >= logging.WARNING:
-                super().emit(record)
 
 
 def _console() -> Console:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpld import _check
-from fpld.cli.arguments import numbers, one_or_each, rates, sizes, words
+from fpld import api, validation
+from fpld.cli.arguments import Command, numbers, one_or_each, rates, sizes, words
 from fpld.errors import InputError
-from fpld.planner import Known, Sender, forecast, least_total, shortest_deadline
-from fpld.planner.labels import label_rows
-from fpld.planner.rows import advice, policy_rows, site_rows
+from fpld.planner import PlanInputs, Sender, shortest_deadline
+from fpld.planner.contexts import label_rows
+from fpld.planner.render import advice, policy_rows, site_rows
 from fpld.registry import allocators, codecs
 from fpld.storage.files import write_shared
 
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from fpld.cli.arguments import Size
     from fpld.cli.output import Output
     from fpld.planner import Forecast
-    from fpld.planner.sources import Source
+    from fpld.planner.inputs import PlanSource
 
-HELP = "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket"
-EPILOG = """\
+_EPILOG = """\
 CONFIG is a TOML file, a preset, or the folder of a (warm-up) run, whose measured noise the plan then takes; what
 else is given replaces what it says. Lists have commas, and one entry for each site or one for all. Bits are per
 coordinate; sizes such as 20MB are of all that is sent in a round. upper and lower bracket the loss that quantization
@@ -40,8 +39,7 @@ adds (KL in nats); seconds are those of uplinks, side by side, without training.
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def _configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG", help="a TOML file, a preset or a run's folder")
     add("--links", type=rates, metavar="RATE,...", help="uplink of each site, such as 256kbit/s or 2Mbit/s")
@@ -73,15 +71,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--write", type=Path, metavar="CONFIG.toml", help="write CONFIG with the plan's bits, for fpld run")
 
 
-def run(arguments: argparse.Namespace, output: Output) -> int:
+def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, write."""
     if arguments.model is not None:
         return _scale(arguments, output)
     source = _source(arguments)
     if arguments.write is not None and source is None:
         raise InputError("--write needs CONFIG (a TOML file, a preset or a run's folder) for texts and models")
-    known = _known(arguments, source)
-    plans = _answers(arguments, known, source)
+    inputs = _inputs(arguments, source)
+    plans = _answers(arguments, inputs, source)
     tables = [(name, site_rows(plan), policy_rows(plan), label_rows(plan)) for name, plan in plans.items()]
     if output.json:
         rows = [{"table": kind, "answer": name, **row} for name, *parts in tables
@@ -96,71 +94,73 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
             output.note(line)
     chosen = next(iter(plans.values()))
     if arguments.out is not None:
-        from fpld.planner.page import plan_page
+        from fpld.planner.render import plan_page
 
         write_shared(arguments.out, plan_page(plans, source.note if source else ""))
         output.note(f"page: {arguments.out}")
     if arguments.write is not None and source is not None:
-        from fpld.planner.sources import write
+        from fpld.planner.inputs import planned_configuration
 
-        write_shared(arguments.write, write(source, chosen))
+        write_shared(arguments.write, planned_configuration(source, chosen))
         output.note(f"configuration: {arguments.write} (fpld run {arguments.write})")
     return 0
 
 
 def _scale(arguments: argparse.Namespace, output: Output) -> int:
     """Say what a federation of a pretrained model sends and holds, beside its rivals."""
-    from fpld.planner.scale import MODELS, Effort, read_shape, scale_rows
+    from fpld.planner.scale import MODELS, ScaleSettings, read_shape, scale_rows
 
     place = Path(arguments.model)
     if arguments.model not in MODELS and not place.is_dir():
         raise InputError(f"--model must be a model's folder or one of {', '.join(MODELS)}, got {arguments.model!r}")
     shape = MODELS[arguments.model] if arguments.model in MODELS else read_shape(place)
-    given = {
+    settings = {
         "contexts": arguments.contexts,
         "rounds": arguments.rounds,
         "bits": arguments.context_bits,
         "rank": arguments.lora,
         "layers": arguments.lora_layers,
     }
-    effort = Effort(**{name: value for name, value in given.items() if value is not None})
+    effort = ScaleSettings(**{name: value for name, value in settings.items() if value is not None})
     rows = scale_rows(shape, [int(count) for count in arguments.nodes], effort)
     title = f"{arguments.model}: {shape.parameters:,} weights, V = {shape.vocab:,}; bytes of a node in all rounds"
     output.result("plan", rows, title=title)
     return 0
 
 
-def _source(arguments: argparse.Namespace) -> Source | None:
+def _source(arguments: argparse.Namespace) -> PlanSource | None:
     if arguments.config is None:
         return None
-    from fpld.planner.sources import read
+    from fpld.planner.inputs import read_plan_source
 
-    return read(arguments.config, contexts=arguments.contexts, vocab=arguments.vocab)
+    return read_plan_source(arguments.config, contexts=arguments.contexts, vocab=arguments.vocab)
 
 
-def _known(arguments: argparse.Namespace, source: Source | None) -> Known:
-    """Put together what is known: the source, and over it the arguments."""
-    given = {name: getattr(arguments, name) for name in ("deadline", "rounds", "samples", "contexts", "vocab", "codec")}
-    given = {name: value for name, value in given.items() if value is not None} | {"channel": arguments.channel}
+def _inputs(arguments: argparse.Namespace, source: PlanSource | None) -> PlanInputs:
+    """Return the inputs of the source, with the arguments in their place."""
+    changes: dict[str, Any] = {
+        name: getattr(arguments, name) for name in ("deadline", "rounds", "samples", "contexts", "vocab", "codec")
+    }
+    changes = {name: value for name, value in changes.items() if value is not None} | {"channel": arguments.channel}
     if arguments.student is not None:
         if len(arguments.student) != 1 or not arguments.student[0].in_bytes:
             raise InputError("--student must be one size in bytes, such as 4.3MB")
-        given["student"] = arguments.student[0].value
+        changes["student"] = arguments.student[0].value
     if source is None:
         for name in ("contexts", "vocab"):
-            if name not in given:
+            if name not in changes:
                 raise InputError(f"--{name} must be given, or CONFIG")
         count = _count(arguments)
-        known = Known(tuple(Sender(f"site-{i + 1}") for i in range(count)), **given)
+        inputs = PlanInputs(tuple(Sender(f"site-{i + 1}") for i in range(count)), **changes)
     else:
         if arguments.names is not None:
             raise InputError("--names is for a plan without CONFIG, which names its nodes itself")
-        known = replace(source.known, **given)
+        inputs = replace(source.inputs, **changes)
     if arguments.peak is not None:
-        if not 1 / known.vocab <= arguments.peak <= 1:
-            raise InputError(f"--peak must be from 1/V = {1 / known.vocab:g} to 1, got {arguments.peak:g}")
-        known = replace(known, c_p=1 - arguments.peak)
-    return replace(known, sites=_sites(arguments, known))
+        if not 1 / inputs.vocab <= arguments.peak <= 1:
+            raise InputError(f"--peak must be from 1/V = {1 / inputs.vocab:g} to 1, got {arguments.peak:g}")
+        inputs = replace(inputs, c_p=1 - arguments.peak)
+    return replace(inputs, sites=_sites(arguments, inputs))
 
 
 def _count(arguments: argparse.Namespace) -> int:
@@ -171,9 +171,10 @@ def _count(arguments: argparse.Namespace) -> int:
     return max(counts)
 
 
-def _sites(arguments: argparse.Namespace, known: Known) -> tuple[Sender, ...]:
+def _sites(arguments: argparse.Namespace, inputs: PlanInputs) -> tuple[Sender, ...]:
     """Apply the lists of the command line to the sites, and check that each has an entry for every site."""
-    count, sites = len(known.sites), list(known.sites)
+    count = len(inputs.sites)
+    sites = list(inputs.sites)
 
     def each(name: str) -> list[object] | None:
         values = one_or_each(getattr(arguments, name), count)
@@ -196,23 +197,32 @@ def _sites(arguments: argparse.Namespace, known: Known) -> tuple[Sender, ...]:
             sites[i] = replace(sites[i], **changes)
     caps: list[Size] | None = each("caps")  # type: ignore[assignment]
     for i, cap in enumerate(caps or []):
-        sites[i] = replace(sites[i], cap=cap.per_context(known.contexts, known.vocab, known.uplinks.overhead))
+        sites[i] = replace(sites[i], cap=cap.per_context(inputs.contexts, inputs.vocab, inputs.uplinks.overhead))
     return tuple(sites)
 
 
-def _answers(arguments: argparse.Namespace, known: Known, source: Source | None) -> dict[str, Forecast]:
+def _answers(arguments: argparse.Namespace, inputs: PlanInputs, source: PlanSource | None) -> dict[str, Forecast]:
     """Return the plan asked for; with a target, the least total and the shortest deadline."""
     if arguments.target is not None:
-        target = _check.real("--target", arguments.target, above=0.0)
-        found = {"least total": least_total(known, target)}
-        if all(site.rate is not None for site in known.sites):
-            best = shortest_deadline(known, target)
-            found[f"shortest deadline ({best.known.deadline:.4g} s)"] = best
-        return found
+        target = validation.real("--target", arguments.target, above=0.0)
+        plans = {"least total": api.plan(inputs, target=target)}
+        if all(site.rate is not None for site in inputs.sites):
+            best = shortest_deadline(inputs, target)
+            plans[f"shortest deadline ({best.inputs.deadline:.4g} s)"] = best
+        return plans
     total = source.total if source is not None else None
     if arguments.total is not None:
         if len(arguments.total) != 1:
             raise InputError(f"--total must be one number or size, got {len(arguments.total)}")
-        overhead = len(known.sites) * known.uplinks.overhead
-        total = arguments.total[0].per_context(known.contexts, known.vocab, overhead)
-    return {"plan": forecast(known, arguments.policy, total)}
+        overhead = len(inputs.sites) * inputs.uplinks.overhead
+        total = arguments.total[0].per_context(inputs.contexts, inputs.vocab, overhead)
+    return {"plan": api.plan(inputs, policy=arguments.policy, total=total)}
+
+
+COMMAND = Command(
+    "plan",
+    "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket",
+    _EPILOG,
+    _configure,
+    _run,
+)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fpld.cli.arguments import Command
 from fpld.errors import InputError
-from fpld.report.runs import read_run
+from fpld.report.run import read_run_data
 from fpld.report.tables import result_rows, round_rows
 from fpld.storage.files import write_shared
 
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     import argparse
 
     from fpld.cli.output import Output
-    from fpld.report.runs import Run
+    from fpld.report.run import RunData
 
-HELP = "a page and figures of a run, or of several side by side"
-EPILOG = """\
+_EPILOG = """\
 Writes report.html, one file that needs no network, and the same figures as PNG and SVG. A run that is still going is
 shown as far as it is. Examples:
 
@@ -26,8 +26,7 @@ shown as far as it is. Examples:
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument(
         "--out",
@@ -38,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-figures", action="store_true", help="the page only")
 
 
-def run(arguments: argparse.Namespace, output: Output) -> int:
+def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Read, write, and print where the runs stand."""
     from fpld.report.charts import comparison_charts, run_charts
     from fpld.report.draw import save_charts
@@ -66,31 +65,34 @@ def run(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def read_runs(folders: list[Path]) -> list[Run]:
+def read_runs(folders: list[Path]) -> list[RunData]:
     """Read runs under names that differ: the folders' own, or their paths where two are called the same."""
     names = [folder.resolve().name for folder in folders]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise InputError("each RUN must be given once")
     return [
-        read_run(folder, name if names.count(name) == 1 else str(folder))
+        read_run_data(folder, name if names.count(name) == 1 else str(folder))
         for folder, name in zip(folders, names, strict=True)
     ]
 
 
-def _rows(runs: list[Run]) -> list[dict[str, object]]:
+def _rows(runs: list[RunData]) -> list[dict[str, object]]:
     """Return where each run stands: its results, or its last round while there are none."""
     rows: list[dict[str, object]] = []
     for each in runs:
         last = round_rows(each)[-1:] or [{"heldout_loss": None, "all_bytes": 0}]
-        found = {row["method"]: row for row in result_rows([each])}.get("fpld")
+        result = {row["method"]: row for row in result_rows([each])}.get("fpld")
         rows.append(
             {
                 "run": each.name,
                 "state": each.state.name,
                 "rounds": len(each.trace),
-                "of": each.rounds,
-                "heldout_loss": found["heldout_loss"] if found else last[0]["heldout_loss"],
-                "uplink_bytes": found["uplink_bytes"] if found else last[0]["all_bytes"],
+                "of": each.planned_rounds,
+                "heldout_loss": result["heldout_loss"] if result else last[0]["heldout_loss"],
+                "uplink_bytes": result["uplink_bytes"] if result else last[0]["all_bytes"],
             }
         )
     return rows
+
+
+COMMAND = Command("report", "a page and figures of a run, or of several side by side", _EPILOG, _configure, _run)

@@ -1,30 +1,28 @@
-"""`fpld run`: the main job; without a configuration, the demonstration."""
+"""`fpld run`, the main job, and `fpld check`, which says what is wrong before anything is trained."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import time
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fpld.errors import FpldError
-from fpld.federation.status import mark_stopped
+from fpld import api
+from fpld.cli.arguments import Command
+from fpld.config import read_config_text
+from fpld.federation.telemetry import mark_stopped
+from fpld.storage.run_folder import CONFIG, RESULT, RunFolder
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from fpld.cli.output import Output, Row
-    from fpld.config import Config
 
-HELP = "train one model from text at many nodes; without CONFIG, the demonstration"
-EPILOG = """\
+_EPILOG = """\
 CONFIG is a TOML file, or the name of a preset. The run's folder holds the configuration as used, one line of trace
 for each round, checkpoints and the student; --resume goes on after a stop or a crash, with the same result. Examples:
 
@@ -35,8 +33,7 @@ for each round, checkpoints and the student; --resume goes on after a stop or a 
 """
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", default="demo", metavar="CONFIG", help="a TOML file or a preset (default: demo)"
     )
@@ -57,99 +54,66 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, output: Output) -> int:
+def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Run, and print the table."""
-    from fpld import config as configuration
     from fpld.report.tables import gap_closed
 
-    _stop_at_signals()
+    _exit_on_signals()
     if arguments.seeds is not None:
         return _run_seeds(arguments, output)
-    config, text = configuration.load(arguments.config, seed=arguments.seed)
-    out = _folder(arguments, config.run.out)
     started = time.monotonic()
-    rows = _run(config, text, out, arguments.resume, arguments.config, output)
-    output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
+    with output.status():
+        run = api.run(arguments.config, out=arguments.out, seed=arguments.seed, resume=arguments.resume, progress=False)
+    rows = _rows(run.folder)
+    output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({run.folder})")
     closed = gap_closed(rows)
     if closed is not None:
         output.note(f"gap between the best node alone and pooled training that fpld closes: {closed:.0%}")
-    output.note(f"student, trace and checkpoints: {out}; {time.monotonic() - started:.0f} s")
+    output.note(f"student, trace and checkpoints: {run.folder}; {time.monotonic() - started:.0f} s")
     return 0
 
 
-def _run(config: Config, text: str, out: Path, resume: bool, name: str, output: Output) -> list[Row]:
-    """Check a configuration and run it."""
-    from fpld.engines.local.run import run as run_federation
-    from fpld.federation.check import refuse
-
-    with output.status(), _no_trace(out):
-        if not resume:
-            refuse(config, name, local=True)
-        return run_federation(config, text, out, resume=resume)
-
-
 def _run_seeds(arguments: argparse.Namespace, output: Output) -> int:
-    """Run with each seed in a folder of its own, and print what they have in common; --resume makes what is missing."""
-    from fpld import config as configuration
-    from fpld.report.figures import save_figure
-    from fpld.report.seeds import draw, summarize
-    from fpld.storage.folder import RunFolder
+    """Run with each seed in a folder of its own, and print their summary; --resume makes what is missing."""
+    from fpld.report.draw import save_figure
+    from fpld.report.seeds import draw_summary, summarize_seeds
 
-    loaded = [configuration.load(arguments.config, seed=seed) for seed in arguments.seeds]
-    out = _folder(arguments, loaded[0][0].run.out)
+    out = arguments.out
+    if out is None:
+        default = Path(api.load_config(arguments.config).run.out)
+        out = default if arguments.resume else api.free_folder(default)
     results = []
-    for seed, (config, text) in zip(arguments.seeds, loaded, strict=True):
+    for seed in arguments.seeds:
         folder = RunFolder(out / f"seed-{seed}")
-        if arguments.resume and folder.has("result.json"):
-            results.append(folder.read_json("result.json"))
-            continue
-        begun = arguments.resume and folder.has("config.toml")
-        results.append(_run(config, text, folder.path, begun, arguments.config, output))
-    rows = summarize(results)
+        if not (arguments.resume and folder.has(RESULT)):
+            begun = arguments.resume and folder.has(CONFIG)
+            with output.status():
+                api.run(arguments.config, out=folder.path, seed=seed, resume=begun, progress=False)
+        results.append(_rows(folder.path))
+    rows = summarize_seeds(results)
     listed = ", ".join(map(str, arguments.seeds))
     output.result("run", rows, title=f"Held-out text of all nodes: means over seeds {listed} ({out})")
     RunFolder(out).write_json("seeds.json", {"seeds": arguments.seeds, "rows": rows})
-    files = save_figure(partial(draw, rows), out / "loss-by-bytes", (8.0, 4.2))
+    files = save_figure(partial(draw_summary, rows), out / "loss-by-bytes", (8.0, 4.2))
     output.note(f"written: {out / 'seeds.json'}, {', '.join(map(str, files))}; a run's folder for each seed beside")
     return 0
 
 
+def _rows(folder: Path) -> list[Row]:
+    """Return the table of a finished run."""
+    rows: list[Row] = RunFolder(folder).read_json(RESULT)
+    return rows
+
+
 def _seeds(text: str) -> list[int]:
     """Parse a list of different seeds."""
-    found = [int(part) for part in text.split(",")]
-    if len(set(found)) != len(found) or min(found) < 0:
+    seeds = [int(part) for part in text.split(",")]
+    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise ValueError(text)
-    return found
+    return seeds
 
 
-def _folder(arguments: argparse.Namespace, default: str) -> Path:
-    """Return the run's folder: as asked for, or that of the configuration, numbered if it is taken."""
-    if arguments.out is not None:
-        return Path(arguments.out)
-    return Path(default) if arguments.resume else _free(Path(default))
-
-
-@contextmanager
-def _no_trace(out: Path) -> Iterator[None]:
-    """Remove the folder that a start has made if it fails before there is anything to resume."""
-    new = not out.exists()
-    try:
-        yield
-    except FpldError:
-        if new and out.exists() and not (out / "prepared.json").exists():
-            shutil.rmtree(out)
-        raise
-
-
-def _free(out: Path) -> Path:
-    """Return the folder, or the first of folder-2, folder-3, ... that holds no run yet."""
-    number = 1
-    while (candidate := out if number == 1 else out.with_name(f"{out.name}-{number}")).exists():
-        number += 1
-    return candidate
-
-
-def _stop_at_signals() -> None:
+def _exit_on_signals() -> None:
     """End at once on Ctrl-C and SIGTERM: what is on disk is whole at any moment, so there is nothing to wait for."""
 
     def stop(number: int, _frame: object) -> None:
@@ -162,3 +126,42 @@ def _stop_at_signals() -> None:
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+
+
+COMMAND = Command(
+    "run", "train one model from text at many nodes; without CONFIG, the demonstration", _EPILOG, _configure, _run
+)
+
+
+_CHECK_EPILOG = """\
+Reads the texts, tokenizers and limits that CONFIG names; trains, fetches and writes nothing. With a section [flower]
+the nodes' texts are elsewhere, and keys and certificates are looked for. The exit code is 2 if anything is wrong.
+`fpld run`, `fpld aggregator` and `fpld node` do the same first. Examples:
+
+  fpld check demo
+  fpld check my.toml
+  fpld check north/node.toml
+"""
+
+
+def _configure_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="a TOML file, a preset, or a node's file")
+
+
+def _run_check(arguments: argparse.Namespace, output: Output) -> int:
+    """Check, and print the findings."""
+    _, source = read_config_text(arguments.config)
+    findings = api.check(arguments.config)
+    wrong = sum(finding.wrong for finding in findings)
+    rows = [{"key": f.key, "state": "wrong" if f.wrong else "known", "says": f.says} for f in findings]
+    output.result("check", rows, title=f"{source}: {wrong} problems" if wrong else f"{source}: nothing wrong was found")
+    return 2 if wrong else 0
+
+
+CHECK = Command(
+    "check",
+    "everything that is wrong with a configuration or a node's file, before anything is trained",
+    _CHECK_EPILOG,
+    _configure_check,
+    _run_check,
+)

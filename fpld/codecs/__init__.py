@@ -1,7 +1,6 @@
 """Codecs: logits to bytes within a budget, and back."""
 
-from fpld.codecs.base import Codec, Reader, Traits, decode, encode
-from fpld.codecs.blocks import SeekReader, joined, recut
+from fpld.codecs.base import Codec, CodecTraits, Reader, SeekReader, decode, encode, joined, recut
 from fpld.codecs.float32 import Float32Codec
 from fpld.codecs.predictive.codec import PredictiveCodec
 from fpld.codecs.prior import ArrayPrior, Prior, make_prior
@@ -10,12 +9,12 @@ from fpld.codecs.uniform.codec import UniformCodec
 __all__ = [
     "ArrayPrior",
     "Codec",
+    "CodecTraits",
     "Float32Codec",
     "PredictiveCodec",
     "Prior",
     "Reader",
     "SeekReader",
-    "Traits",
     "UniformCodec",
     "decode",
     "encode",

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld import _check
+from fpld import validation
 from fpld.types import MAX_SLOTS
 
 if TYPE_CHECKING:
@@ -37,14 +37,18 @@ if TYPE_CHECKING:
 
     Units = npt.NDArray[np.uint16]
 
-ROUNDS = 10
 PERMUTATIONS = 256
-GOLDEN, MIX_1, MIX_2 = 0x9E3779B9, 0x21F0AAAD, 0xD35A2D97  # an odd increment; multipliers of a well-tested 32-bit mixer
+# Constants of the 32-bit hash: an odd increment (the golden ratio), and the multipliers of a well-tested mixer.
+GOLDEN = 0x9E3779B9
+MIX_1 = 0x21F0AAAD
+MIX_2 = 0xD35A2D97
+# Constants of Philox4x32: rounds, multipliers, and the increments of the two key words.
+ROUNDS = 10
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_BLOCK = 1 << 16  # words at a time: what the mixing touches stays in the cache
+_BLOCK = 1 << 16  # words that are mixed at a time: they stay in the cache
 
 
 def philox4x32(counter: npt.NDArray[Any], key: tuple[int, int]) -> Words:
@@ -54,7 +58,8 @@ def philox4x32(counter: npt.NDArray[Any], key: tuple[int, int]) -> Words:
     ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
-    p0, p1 = np.empty_like(c0), np.empty_like(c0)
+    p0 = np.empty_like(c0)
+    p1 = np.empty_like(c0)
     k0, k1 = key
     for _ in range(ROUNDS):
         np.multiply(c0, _MULTIPLIERS[0], out=p0)
@@ -65,9 +70,10 @@ def philox4x32(counter: npt.NDArray[Any], key: tuple[int, int]) -> Words:
         c3 ^= np.uint64(k1)
         p0 &= _LOW
         p1 &= _LOW
-        # The new words in order; the two that are free become the next products.
+        # One permutation of six arrays: the new words in order; the two that are free take the next products.
         c0, c1, c2, c3, p0, p1 = c1, p1, c3, p0, c0, c2
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+        k0 = (k0 + _WEYL[0]) & 0xFFFFFFFF
+        k1 = (k1 + _WEYL[1]) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3], axis=-1).astype(np.uint32)
 
 
@@ -89,10 +95,10 @@ def mix(index: Words, keys: Words) -> Words:
     return h
 
 
-def uniform(units: Units) -> Floats:
+def uniform_dither(units: Units) -> Floats:
     """Map 16-bit numbers to the dither in units of a step, exactly: u = (2w + 1 - 2^16) / 2^17.
 
-    >>> uniform(np.array([0, 2**15, 2**16 - 1], np.uint16)).tolist() == [2**-17 - 0.5, 2**-17, 0.5 - 2**-17]
+    >>> uniform_dither(np.array([0, 2**15, 2**16 - 1], np.uint16)).tolist() == [2**-17 - 0.5, 2**-17, 0.5 - 2**-17]
     True
     """
     return (units.astype(np.float64) + (0.5 - 2.0**15)) * 2.0**-16
@@ -100,7 +106,7 @@ def uniform(units: Units) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Dither:
-    """Hold the stream of one node in one round, or of all nodes if it is stratified; return any part of it.
+    """Hold the stream of one node in one round, or of all nodes if it is stratified; compute any part of it.
 
     >>> stream = Dither.derive(bytes(16), round=1, node=0)
     >>> bool((stream.block(range(5, 7), vocab=10) == stream.block(range(9), vocab=10)[5:7]).all())
@@ -115,10 +121,10 @@ class Dither:
     @classmethod
     def derive(cls, run_key: bytes, *, round: int, node: int, slot: int = 0, slots: int = 1) -> Dither:
         """Derive the stream of a node in a round from the run's key by keyed BLAKE2b; with slots, that of the round."""
-        _check.integer("round", round, most=2**32 - 1)
-        _check.integer("node", node, most=2**32 - 1)
-        _check.integer("slots", slots, least=1, most=MAX_SLOTS)
-        _check.integer("slot", slot, most=slots - 1)
+        validation.integer("round", round, most=2**32 - 1)
+        validation.integer("node", node, most=2**32 - 1)
+        validation.integer("slots", slots, least=1, most=MAX_SLOTS)
+        validation.integer("slot", slot, most=slots - 1)
         message = struct.pack("<II", round, node) if slots == 1 else struct.pack("<I", round)
         digest = hashlib.blake2b(message, key=run_key, digest_size=16, person=b"fpld dither v2").digest()
         k0, k1, s0, s1 = struct.unpack("<4I", digest)
@@ -126,7 +132,7 @@ class Dither:
 
     @classmethod
     def of(cls, plan: Plan) -> Dither:
-        """Derive the stream that a plan asks for."""
+        """Derive the stream of a plan."""
         return cls.derive(plan.run_key, round=plan.round, node=plan.node, slot=plan.slot, slots=plan.slots)
 
     def keys(self, contexts: range) -> Words:
@@ -135,7 +141,8 @@ class Dither:
 
     def words(self, contexts: range, count: int) -> Words:
         """Return the first `count` words of each context, before any slot: 32 random bits each."""
-        keys, index = self.keys(contexts), np.arange(count, dtype=np.uint32)
+        keys = self.keys(contexts)
+        index = np.arange(count, dtype=np.uint32)
         out = np.empty((len(contexts), count), np.uint32)
         stride = max(_BLOCK // count, 1)
         for start in range(0, len(out), stride):
@@ -144,8 +151,8 @@ class Dither:
 
     def phases(self) -> Units:
         """Return what this slot adds under each of the permutations, [256]: floor(65536 pi(slot) / slots)."""
-        own: Units = phases(self.key, self.stream, self.slots)[self.slot]
-        return own
+        row: Units = phases(self.key, self.stream, self.slots)[self.slot]
+        return row
 
     def units(self, contexts: range, vocab: int) -> Units:
         """Return the 16-bit numbers of a block of contexts, [len(contexts), vocab].
@@ -162,12 +169,12 @@ class Dither:
 
     def block(self, contexts: range, vocab: int) -> Floats:
         """Return the dither of a block of contexts in units of a step, in (-1/2, 1/2)."""
-        return uniform(self.units(contexts, vocab))
+        return uniform_dither(self.units(contexts, vocab))
 
 
 @lru_cache(maxsize=8)
 def _keys(key: tuple[int, int], stream: tuple[int, int], contexts: range) -> Words:
-    """Return the key words; kept, since nodes that share a stream ask for the same ones, block by block."""
+    """Return the key words of contexts; cached, since nodes that share a stream need the same ones."""
     counter = np.zeros((len(contexts), 4), np.uint32)
     counter[:, 1] = np.arange(contexts.start, contexts.stop, contexts.step, dtype=np.int64)
     counter[:, 2:] = stream

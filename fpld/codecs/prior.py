@@ -1,6 +1,7 @@
 """The prior: a prediction of the logits that both ends hold exactly, as log-probabilities in eighths of a nat.
 
-Whatever a decoder needs of it goes by these integers, so an array with a place for each of them says it all.
+The integers run from -320 to 0, and both ends derive all else from them: a table over the 321 values serves. A prior is
+identified by a digest of digests, of blocks of contexts, so that it can be verified block by block.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from fpld.numerics import split
 if TYPE_CHECKING:
     from fpld.types import Plan, Reals
 
-EIGHTHS = 8  # of a nat
-LEAST_PRIOR = -EIGHTHS * 40
-LOG_PRIOR = -np.arange(-LEAST_PRIOR + 1) / EIGHTHS  # what each integer -i stands for
-CLASSES = 48  # of tokens, half a nat of the prior each: the coder learns each by itself
-CLASS_OF = np.minimum(np.arange(-LEAST_PRIOR + 1) // (EIGHTHS // 2), CLASSES - 1).astype(np.uint8)
+EIGHTHS_PER_NAT = 8
+LEAST_PRIOR = -EIGHTHS_PER_NAT * 40
+LOG_PRIOR = -np.arange(-LEAST_PRIOR + 1) / EIGHTHS_PER_NAT  # the log-probability of integer -i
+# Classes of tokens, half a nat of the prior each: the predictive codec has adaptive tables for each of them.
+CLASSES = 48
+CLASS_OF = np.minimum(np.arange(-LEAST_PRIOR + 1) // (EIGHTHS_PER_NAT // 2), CLASSES - 1).astype(np.uint8)
 
-BLOCK = 1 << 18  # coordinates with one digest
-DIGEST_BYTES = 8
+DIGEST_BLOCK = 1 << 18  # coordinates of a block that has a digest of its own
+DIGEST_BYTES = 8  # of a block
 
 Eighths = np.ndarray[Any, np.dtype[np.int16]]
 
@@ -39,7 +41,7 @@ class Prior(Protocol):
 
     @property
     def digest(self) -> bytes:
-        """Return the digest of all its integers, 32 bytes (`join_digests`)."""
+        """Return the digest of all integers, 32 bytes (`join_digests`)."""
         ...
 
     def block(self, rows: range) -> Eighths:
@@ -47,14 +49,14 @@ class Prior(Protocol):
         ...
 
 
-def ranges(shape: tuple[int, int]) -> list[range]:
-    """Return the contexts of each block of a prior that has one digest."""
-    return split(shape[0], shape[1], BLOCK)
+def block_ranges(shape: tuple[int, int]) -> list[range]:
+    """Return the contexts of each block of a prior that has a digest of its own."""
+    return split(shape[0], shape[1], DIGEST_BLOCK)
 
 
 def block_rows(shape: tuple[int, int], block: int) -> range:
-    """Return the contexts of a block: what `ranges` has at that place, without a list of all."""
-    stride = max(BLOCK // shape[1], 1)
+    """Return the contexts of block number `block`: that item of `block_ranges`, without the list."""
+    stride = max(DIGEST_BLOCK // shape[1], 1)
     return range(block * stride, min((block + 1) * stride, shape[0]))
 
 
@@ -64,7 +66,7 @@ def block_digest(integers: Eighths) -> bytes:
 
 
 def join_digests(digests: bytes) -> bytes:
-    """Return the digest of a whole prior from those of its blocks, in their order."""
+    """Return the digest of a whole prior, 32 bytes, from those of its blocks in their order."""
     return hashlib.blake2b(digests, digest_size=32, person=b"fpld prior").digest()
 
 
@@ -94,19 +96,19 @@ class ArrayPrior:
 
     @property
     def digest(self) -> bytes:
-        """Return the digest of all its integers; it is computed once."""
+        """Return the digest of all integers; it is computed once."""
         if not self._digest:
-            blocks = (block_digest(self.block(rows)) for rows in ranges(self.shape))
+            blocks = (block_digest(self.block(rows)) for rows in block_ranges(self.shape))
             self._digest.append(join_digests(b"".join(blocks)))
         return self._digest[0]
 
     def block(self, rows: range) -> Eighths:
-        """Return the prediction of some contexts, not a copy."""
+        """Return the prediction of some contexts, as a view."""
         return self.array[rows.start : rows.stop]
 
 
 def in_eighths(logits: Reals) -> Eighths:
-    """Return log-probabilities of a model's logits [m, V], in eighths of a nat.
+    """Round the log-probabilities of a model's logits [m, V] to eighths of a nat.
 
     >>> in_eighths(np.log(np.array([[0.5, 0.25, 0.25]]))).tolist()
     [[-6, -11, -11]]
@@ -114,7 +116,7 @@ def in_eighths(logits: Reals) -> Eighths:
     values = np.asarray(logits, np.float64)
     values = values - values.max(axis=-1, keepdims=True)
     values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
-    eighths: Eighths = np.clip(np.rint(EIGHTHS * values), LEAST_PRIOR, 0).astype(np.int16)
+    eighths: Eighths = np.clip(np.rint(EIGHTHS_PER_NAT * values), LEAST_PRIOR, 0).astype(np.int16)
     return eighths
 
 
@@ -124,7 +126,7 @@ def make_prior(logits: Reals) -> ArrayPrior:
 
 
 def whole_prior(plan: Plan) -> Eighths | None:
-    """Return all of the plan's prior, if it has one; refuse one of another shape."""
+    """Return all of the plan's prior, if it has one; raise `InputError` for one of another shape."""
     if plan.prior is None:
         return None
     if tuple(plan.prior.shape) != plan.shape:

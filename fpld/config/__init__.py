@@ -1,9 +1,18 @@
 """The configuration of a run: one TOML file, checked at the border, every error naming the key.
 
-`load` reads a file, or one of the presets that come with the package. `Config` is what the rest trusts.
+`read_config` reads a file, or one of the presets that come with the package. `Config` is what the rest trusts.
 """
 
-from fpld.config.read import examine, load, parse, parse_toml, presets, read_text
+from fpld.config.config import (
+    Config,
+    examine,
+    override_keys,
+    parse_config,
+    parse_toml,
+    presets,
+    read_config,
+    read_config_text,
+)
 from fpld.config.sections import (
     MOST_MESSAGE,
     CombineSection,
@@ -17,7 +26,6 @@ from fpld.config.sections import (
     Section,
     TrainSection,
 )
-from fpld.config.whole import Config
 
 __all__ = [
     "MOST_MESSAGE",
@@ -33,9 +41,10 @@ __all__ = [
     "Section",
     "TrainSection",
     "examine",
-    "load",
-    "parse",
+    "override_keys",
+    "parse_config",
     "parse_toml",
     "presets",
-    "read_text",
+    "read_config",
+    "read_config_text",
 ]

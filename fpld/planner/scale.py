@@ -1,6 +1,6 @@
-"""What a federation of a large model sends and holds, before there is one: labels beside weights and adapters.
+"""Estimate traffic and memory of a federation of a large model: labels beside adapters and whole weights.
 
-All from the model's shape: bytes by the formulas of what is sent, memory by what our own code holds.
+All numbers follow from the model's shape: bytes by the formats of what is sent, memory by what the code holds.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fpld import _check
+from fpld import validation
+from fpld.baselines import one_bit
 from fpld.errors import InputError
-from fpld.federation import onebit
-from fpld.protocol.priors import notes_bytes
-from fpld.protocol.wire import OVERHEAD
+from fpld.protocol.shared_prior import estimate_notes_bytes
+from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.storage.files import read_utf8
 
 if TYPE_CHECKING:
@@ -24,17 +24,18 @@ Row = dict[str, Any]
 
 LINKS = (1e6, 10e6, 100e6)
 """Rates of links that seconds are given for, bits per second in each direction."""
-LIBRARIES = 0.35e9  # bytes of a process with PyTorch and transformers in it, as measured
-BLOCKS = 4 * (64 << 20)  # of logits and of what is computed from them
-_HALF, _SINGLE = 2, 4  # bytes of a number
-_TRAINED = 16  # bytes of a weight that is trained: itself, its gradient, AdamW's two means
-_ENTRY_BITS = 9.0  # of a label, for each token that it changes
-_ENTRY_BYTES = 16  # of such a token at the aggregator
+_PROCESS_BYTES = 0.35e9  # a process that has imported PyTorch and transformers, as measured
+_BLOCK_BYTES = 4 * (64 << 20)  # blocks of logits and what is computed from them
+_BFLOAT16_BYTES = 2
+_FLOAT32_BYTES = 4
+_TRAINED_BYTES = 16  # a trained weight: itself, its gradient, AdamW's two means
+_LABEL_ENTRY_BITS = 9.0  # of a label, for each token that it changes
+_LABEL_ENTRY_BYTES = 16  # of such a token at the aggregator
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a model in the manner of Llama: width, layers, units of a perceptron, heads, V."""
+class ModelShape:
+    """The sizes of a Llama-like model; `hidden` are the units of a perceptron, `head` the width of a head."""
 
     width: int
     layers: int
@@ -52,13 +53,14 @@ class Shape:
         >>> MODELS["smollm2-135m"].parameters
         134515008
         """
-        own = sum(rows * columns for rows, columns in self.linear) + 2 * self.width
-        return (1 if self.tied else 2) * self.vocab * self.width + self.layers * own + self.width
+        layer = sum(rows * columns for rows, columns in self.linear) + 2 * self.width
+        return (1 if self.tied else 2) * self.vocab * self.width + self.layers * layer + self.width
 
     @property
     def linear(self) -> list[tuple[int, int]]:
         """Return the inputs and outputs of the linear modules of a layer."""
-        queries, keys = self.heads * self.head, self.key_heads * self.head
+        queries = self.heads * self.head
+        keys = self.key_heads * self.head
         attention = [(self.width, queries), (self.width, keys), (self.width, keys), (queries, self.width)]
         return [*attention, (self.width, self.hidden), (self.width, self.hidden), (self.hidden, self.width)]
 
@@ -72,18 +74,18 @@ class Shape:
 
 
 MODELS = {
-    "smollm2-135m": Shape(576, 30, 1536, 9, 3, 64, 49152, tied=True),
-    "smollm2-1.7b": Shape(2048, 24, 8192, 32, 32, 64, 49152, tied=True),
-    "llama-3.1-8b": Shape(4096, 32, 14336, 32, 8, 128, 128256, tied=False),
+    "smollm2-135m": ModelShape(576, 30, 1536, 9, 3, 64, 49152, tied=True),
+    "smollm2-1.7b": ModelShape(2048, 24, 8192, 32, 32, 64, 49152, tied=True),
+    "llama-3.1-8b": ModelShape(4096, 32, 14336, 32, 8, 128, 128256, tied=False),
 }
 """Models by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """How a federation of adapters is made: rank and layers of adapters, contexts with bits for each, rounds.
+class ScaleSettings:
+    """A federation of adapters: their rank and layers (0: all), probe contexts, bits for each, and rounds.
 
-    `outer` are the rounds of a rival that sends all weights often, in four bits each; `tokens` are those of a
+    `outer` are the rounds of a method that sends all weights often, in four bits each; `tokens` are those of a
     minibatch.
     """
 
@@ -96,20 +98,21 @@ class Effort:
     tokens: int = 512
 
 
-def read_shape(folder: Path) -> Shape:
+def read_shape(folder: Path) -> ModelShape:
     """Read the shape of a model from the config.json of its folder."""
     try:
-        found = json.loads(read_utf8(folder / "config.json"))
-        width, heads = int(found["hidden_size"]), int(found["num_attention_heads"])
-        return Shape(
+        sizes = json.loads(read_utf8(folder / "config.json"))
+        width = int(sizes["hidden_size"])
+        heads = int(sizes["num_attention_heads"])
+        return ModelShape(
             width,
-            int(found["num_hidden_layers"]),
-            int(found["intermediate_size"]),
+            int(sizes["num_hidden_layers"]),
+            int(sizes["intermediate_size"]),
             heads,
-            int(found.get("num_key_value_heads") or heads),
-            int(found.get("head_dim") or width // heads),
-            int(found["vocab_size"]),
-            tied=bool(found.get("tie_word_embeddings", False)),
+            int(sizes.get("num_key_value_heads") or heads),
+            int(sizes.get("head_dim") or width // heads),
+            int(sizes["vocab_size"]),
+            tied=bool(sizes.get("tie_word_embeddings", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
@@ -117,28 +120,31 @@ def read_shape(folder: Path) -> Shape:
         ) from None
 
 
-def scale_rows(shape: Shape, nodes: Sequence[int], effort: Effort) -> list[Row]:
+def scale_rows(shape: ModelShape, nodes: Sequence[int], settings: ScaleSettings) -> list[Row]:
     """Return a row for each number of nodes and each method: bytes of a node, seconds on links, memory."""
-    _check.integer("contexts", effort.contexts, least=1)
-    if effort.layers > shape.layers:
-        raise InputError(f"layers of adapters must be at most the model's {shape.layers}, got {effort.layers}")
-    return [row for count in nodes for row in _rows(shape, count, effort)]
+    validation.integer("contexts", settings.contexts, least=1)
+    if settings.layers > shape.layers:
+        raise InputError(f"layers of adapters must be at most the model's {shape.layers}, got {settings.layers}")
+    return [row for count in nodes for row in _rows(shape, count, settings)]
 
 
-def _rows(shape: Shape, nodes: int, effort: Effort) -> list[Row]:
-    _check.integer("nodes", nodes, least=1)
-    weights, adapters = shape.parameters, shape.adapters(effort.rank, effort.layers)
-    notes = notes_bytes(effort.contexts, shape.vocab)
-    label = -(-effort.contexts * effort.bits // 8) + OVERHEAD
-    node, whole = node_bytes(shape, effort), LIBRARIES + weights * _TRAINED + BLOCKS
-    combining = effort.contexts * nodes * effort.bits / _ENTRY_BITS * _ENTRY_BYTES
-    single = _SINGLE * adapters
+def _rows(shape: ModelShape, nodes: int, settings: ScaleSettings) -> list[Row]:
+    validation.integer("nodes", nodes, least=1)
+    weights = shape.parameters
+    adapters = shape.adapters(settings.rank, settings.layers)
+    notes = estimate_notes_bytes(settings.contexts, shape.vocab)
+    label = -(-settings.contexts * settings.bits // 8) + OVERHEAD_BYTES
+    node = node_bytes(shape, settings)
+    whole = _PROCESS_BYTES + weights * _TRAINED_BYTES + _BLOCK_BYTES
+    combining = settings.contexts * nodes * settings.bits / _LABEL_ENTRY_BITS * _LABEL_ENTRY_BYTES
+    single = _FLOAT32_BYTES * adapters
+    single_weights = _FLOAT32_BYTES * weights
     methods: list[tuple[str, int, float, float, float, float]] = [
-        ("fpld", effort.rounds, label, single + notes, node, node + combining),
-        ("adapters, one bit", effort.rounds, onebit.update_bytes(adapters), single, node, 2 * single),
-        ("adapters, float32", effort.rounds, single, single, node, 2 * single),
-        ("all weights, four bits, often", effort.outer, weights / 2, weights / 2, whole, 2 * _SINGLE * weights),
-        ("all weights, float32", effort.rounds, _SINGLE * weights, _SINGLE * weights, whole, 2 * _SINGLE * weights),
+        ("fpld", settings.rounds, label, single + notes, node, node + combining),
+        ("adapters, one bit", settings.rounds, one_bit.update_bytes(adapters), single, node, 2 * single),
+        ("adapters, float32", settings.rounds, single, single, node, 2 * single),
+        ("all weights, four bits, often", settings.outer, weights / 2, weights / 2, whole, 2 * single_weights),
+        ("all weights, float32", settings.rounds, single_weights, single_weights, whole, 2 * single_weights),
     ]
     return [
         {
@@ -156,15 +162,16 @@ def _rows(shape: Shape, nodes: int, effort: Effort) -> list[Row]:
     ]
 
 
-def node_bytes(shape: Shape, effort: Effort) -> float:
-    """Return about the memory of a node with a model in bfloat16 and adapters.
+def node_bytes(shape: ModelShape, settings: ScaleSettings) -> float:
+    """Estimate the memory of a node with a model in bfloat16 and adapters.
 
-    That is weights, the read-out in float32, hidden states of the contexts, what the layers with adapters keep for the
-    backward pass, and the adapters.
+    It holds the weights, the read-out in float32, hidden states of the contexts, what the layers with adapters keep
+    for the backward pass, and the adapters.
     """
-    layers = effort.layers or shape.layers
-    kept = effort.tokens * layers * (12 * shape.width + 4 * shape.hidden) * _HALF
-    read_out = shape.vocab * shape.width * _SINGLE
-    states = effort.contexts * shape.width * _HALF
-    trained = _TRAINED * shape.adapters(effort.rank, effort.layers)
-    return LIBRARIES + _HALF * shape.parameters + read_out + states + kept + trained + BLOCKS
+    layers = settings.layers or shape.layers
+    kept = settings.tokens * layers * (12 * shape.width + 4 * shape.hidden) * _BFLOAT16_BYTES
+    read_out = shape.vocab * shape.width * _FLOAT32_BYTES
+    states = settings.contexts * shape.width * _BFLOAT16_BYTES
+    trained = _TRAINED_BYTES * shape.adapters(settings.rank, settings.layers)
+    weights = _BFLOAT16_BYTES * shape.parameters
+    return _PROCESS_BYTES + weights + read_out + states + kept + trained + _BLOCK_BYTES

@@ -1,12 +1,15 @@
-"""The aggregator as a state machine: tasks out, frames in, no network and no training here.
+"""The aggregator of one round as a state machine: tasks out, frames in, no network and no training here.
 
-    ready --open--> collecting --close--> closed --combine--> combined --distilled--> ready (next round) or done
+    ready --open--> collecting --close--> closed --combine--> combined --end--> ended, with the next state
                        |  ^
                  frame '--'  accepted, a duplicate, or refused: recorded, and a refused one changes nothing
 
-A frame that comes in any other phase is late: recorded and refused; `fpld.protocol.states` has the whole table. What is
-combined is the set of accepted frames in the order of the nodes' numbers, so the result does not depend on the order of
-arrival.
+An aggregator is made from the state that the round before has left (`blank_state` before the first), and `end` returns
+the state for the next one. Nothing else goes from round to round, so a checkpoint holds the state and no aggregator.
+
+A frame that comes in any other phase than *collecting* is late: recorded and refused; `fpld.protocol.states` has the
+whole table. What is combined is the set of accepted frames in the order of the nodes' numbers, so the result does not
+depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -16,30 +19,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs.prior import ranges
-from fpld.errors import FrameError, InputError, QuorumError
-from fpld.protocol.asking import is_ask, read_ask
-from fpld.protocol.combine import Combined, combine
-from fpld.protocol.learning import Learner, RoundObserver, Tables
-from fpld.protocol.messages import Against, Broadcast, Task, base_digest
-from fpld.protocol.replies import Replies
-from fpld.protocol.spool import MEMORY, Spool
+from fpld.codecs.prior import block_ranges
+from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
+from fpld.protocol.combine import Combined, Replies
+from fpld.protocol.fast_paths import combine_replies
+from fpld.protocol.messages import Against, Broadcast, Task, base_digest, decode_prior_request, is_prior_request
+from fpld.protocol.round_statistics import RoundStatistics, RunningStatistics, TableSum
+from fpld.protocol.spool import DEFAULT_MEMORY_BYTES, Spool
 from fpld.protocol.states import AGGREGATOR, follow
 from fpld.protocol.states import AggregatorEvent as Event
 from fpld.protocol.states import AggregatorPhase as Phase
-from fpld.protocol.wire import OVERHEAD, payload_of, unseal
+from fpld.protocol.wire import OVERHEAD_BYTES, decode_frame, payload_of
 from fpld.registry import codecs, rules
-from fpld.rules.base import configured
+from fpld.rules.base import with_trim
 from fpld.types import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fpld.budget.policy import Budget
-    from fpld.codecs import Prior
-    from fpld.protocol.priors import Notes
+    from fpld.codecs.prior import Prior
+    from fpld.protocol.shared_prior import PriorNotes
     from fpld.rules import Rule
     from fpld.types import Floats, Ints
+
+_RECONSTRUCTION = "reconstruction_"
 
 
 class Receipt(NamedTuple):
@@ -76,7 +80,7 @@ class Settings:
     against: Against = "nothing"
     stratified: bool = True
     quorum: int = 1
-    spool: int = MEMORY
+    spool: int = DEFAULT_MEMORY_BYTES
     threads: int = 0
     mac_keys: Mapping[int, bytes] = field(default_factory=dict)
 
@@ -94,22 +98,58 @@ class Settings:
     @property
     def combining(self) -> Rule:
         """Return the rule, as it is configured."""
-        return configured(rules.get(self.rule), trim=self.trim)
+        return with_trim(rules.get(self.rule), trim=self.trim)
+
+
+class AggregatorState(NamedTuple):
+    """What an aggregator hands to that of the next round: arrays, and a JSON object with the number of the round.
+
+    The arrays are the statistics of `round_statistics`, and with sequential refinement each node's reconstruction.
+    """
+
+    arrays: Mapping[str, np.ndarray[Any, Any]]
+    meta: Mapping[str, Any]
+
+    @property
+    def round(self) -> int:
+        """Return the number of the last round that has ended, 0 before the first."""
+        return int(self.meta["round"])
+
+
+def blank_state(settings: Settings) -> AggregatorState:
+    """Return the state before the first round."""
+    arrays, meta = RunningStatistics(len(settings.names), settings.budget).state()
+    return AggregatorState(arrays, {"round": 0, **meta})
 
 
 class Aggregator:
-    """Run the rounds. `state` and `restore` are what a checkpoint holds; `receipts` are of this process only."""
+    """Run the round after a state (None: the first); `receipts` say what became of each frame.
 
-    def __init__(self, settings: Settings) -> None:
+    Raises
+    ------
+    ProtocolError
+        If the state is that of the last round.
+    """
+
+    def __init__(self, settings: Settings, state: AggregatorState | None = None) -> None:
+        state = blank_state(settings) if state is None else state
+        if state.round >= settings.rounds:
+            raise ProtocolError(f"all {settings.rounds} rounds are over")
         self.settings = settings
         self._phase = Phase.READY
-        self.round = 0
+        self.round = state.round + 1
         self.receipts: list[Receipt] = []
         self._plans: dict[int, Plan] = {}
         self._spool = Spool(settings.spool)
-        self._reconstructions: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
-        self._learner = Learner(len(settings.names), settings.budget)
-        self._learnt = Tables()
+        # A node's reconstruction is updated in place while it is combined: the state that it came from stays as it is.
+        self._reconstructions = {
+            int(name.removeprefix(_RECONSTRUCTION)): array.copy()
+            for name, array in state.arrays.items()
+            if name.startswith(_RECONSTRUCTION)
+        }
+        self._statistics = RunningStatistics(len(settings.names), settings.budget)
+        self._statistics.restore(state.arrays, state.meta)
+        self._learnt = TableSum()
         self._tasks: dict[int, Task] = {}
         self._asked: dict[int, list[int]] = {}
         self._following: Ints | None = None
@@ -132,22 +172,22 @@ class Aggregator:
     @property
     def weights(self) -> Floats | None:
         """Return the nodes' estimated weights [K], once there are any."""
-        return self._learner.weights
+        return self._statistics.weights
 
     @property
     def curves(self) -> list[list[float]] | None:
         """Return level and rate of each node's loss curve [K, 2], if the estimator measures them."""
-        return self._learner.curves
+        return self._statistics.curves
 
     @property
     def noise(self) -> Floats:
-        """Return the mean variance of what each node's frame of the last combined round decoded to."""
-        return self._learner.noise
+        """Return the mean variance of what each node's frame decoded to."""
+        return self._statistics.noise
 
     @property
     def trust(self) -> Floats | None:
         """Return how far each node is trusted [K], from 1 down, if the rule audits."""
-        return self._learner.trust
+        return self._statistics.trust
 
     @property
     def missing(self) -> list[int]:
@@ -157,7 +197,7 @@ class Aggregator:
     @property
     def sent(self) -> dict[int, int]:
         """Return the payload bytes of each accepted frame."""
-        return {node: len(self._spool.get(node)) - OVERHEAD for node in self._spool.nodes}
+        return {node: len(self._spool.get(node)) - OVERHEAD_BYTES for node in self._spool.nodes}
 
     def open(
         self,
@@ -165,24 +205,23 @@ class Aggregator:
         arrays: dict[str, np.ndarray[Any, Any]],
         prior: Prior | None = None,
         *,
-        notes: Notes | None = None,
+        notes: PriorNotes | None = None,
         probe: bytes | None = None,
         following: Ints | None = None,
     ) -> dict[int, Task]:
-        """Begin the next round: return a task for each node.
+        """Open the round: return a task for each node.
 
         `prior` is what a predictive codec codes against; with `notes` on it the nodes compute it themselves. `probe` is
         the digest of the round's probe set, if it is not that of the settings; `following` are the tokens that follow
         its contexts, where they are known.
         """
         self._step(Event.OPEN)
-        self.round += 1
         s = self.settings
-        bits = s.budget.bits(self.round, self._learner.estimate, self._learner.useful)
+        bits = s.budget.bits(self.round, self._statistics.estimate, self._statistics.useful_bits)
         # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
         # Sampled labels always do: what rounding adds at one node it takes at another.
         traits = codecs.get(s.codec).traits
-        stratified = s.stratified and (prior is None or traits.sparse or self._learner.agree)
+        stratified = s.stratified and (prior is None or traits.sparse or self._statistics.nodes_agree)
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
@@ -196,12 +235,11 @@ class Aggregator:
                 slot=node if stratified else 0,
                 slots=len(s.names) if stratified else 1,
                 prior=prior,
-                learnt=self._learner.learnt,
+                learnt=self._statistics.learnt,
             )
             for node in range(len(s.names))
         }
-        self._spool.clear()
-        self._learnt, self._asked, self._following = Tables(), {}, following
+        self._following = following
         self._tasks = {
             node: Task(plan, s.codec, s.against, broadcast, arrays, notes, base=self._base(node))
             for node, plan in self._plans.items()
@@ -210,10 +248,11 @@ class Aggregator:
 
     def again(self, node: int) -> Task:
         """Return a node's task with the blocks of the prior that it asked for."""
-        task, prior = self._tasks[node], self.prior
+        task = self._tasks[node]
+        prior = self.prior
         if prior is None:
             raise InputError(f"node {node} has no prior to ask for")
-        blocks = ranges(task.plan.shape)
+        blocks = block_ranges(task.plan.shape)
         return replace(task, sent={block: prior.block(blocks[block]) for block in self._asked.get(node, [])})
 
     def frame(self, node: int, data: bytes) -> Receipt:
@@ -238,44 +277,29 @@ class Aggregator:
     def combine(self) -> Combined:
         """Decode and combine, block by block over contexts, nodes in the order of their numbers."""
         self._step(Event.COMBINE)
-        s, nodes = self.settings, self._spool.nodes
-        codec, plans = codecs.get(s.codec), [self._plans[node] for node in nodes]
-        own = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
+        s = self.settings
+        nodes = self._spool.nodes
+        codec = codecs.get(s.codec)
+        plans = [self._plans[node] for node in nodes]
+        bases = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
         payloads = [payload_of(self._spool.get(node)) for node in nodes]
-        observer = RoundObserver(self._learner, nodes, plans, agreement=not codec.traits.sparse)
-        combined = combine(
-            Replies(codec, s.combining, payloads, plans, own, self._learner.trusted(nodes), self._following),
+        observer = RoundStatistics(self._statistics, nodes, plans, agreement=not codec.traits.sparse)
+        combined = combine_replies(
+            Replies(codec, s.combining, payloads, plans, bases, self._statistics.trust_of(nodes), self._following),
             observer,
             s.threads,
         )
         observer.close(codec, combined)
-        self._learner.learn(self._learnt)
-        self._learner.used(self._plans, self.sent)
+        self._statistics.update_tables(self._learnt)
+        self._statistics.record_usage(self._plans, self.sent)
         return combined
 
-    def distilled(self) -> bool:
-        """End the round; say whether it was the last."""
-        last = self.round >= self.settings.rounds
-        self._step(Event.LAST_DISTILLED if last else Event.DISTILLED)
-        return last
-
-    def state(self) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-        """Return what a checkpoint must hold between two rounds: arrays, and a JSON object."""
-        self._step(Event.CHECKPOINT)
-        arrays, learnt = self._learner.state()
-        arrays.update({f"reconstruction_{node}": value for node, value in self._reconstructions.items()})
-        return arrays, {"round": self.round, **learnt}
-
-    def restore(self, arrays: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint's state, which stays as it is."""
-        done = int(meta["round"]) >= self.settings.rounds
-        self._step(Event.RESTORE_DONE if done else Event.RESTORE)
-        self.round = int(meta["round"])
-        self._learner.restore(arrays, meta)
-        prefix = "reconstruction_"
-        self._reconstructions = {
-            int(name.removeprefix(prefix)): value.copy() for name, value in arrays.items() if name.startswith(prefix)
-        }
+    def end(self) -> AggregatorState:
+        """End the round; return what the next one needs."""
+        self._step(Event.END)
+        arrays, meta = self._statistics.state()
+        arrays.update({f"{_RECONSTRUCTION}{node}": value for node, value in self._reconstructions.items()})
+        return AggregatorState(arrays, {"round": self.round, **meta})
 
     def _step(self, event: Event) -> None:
         self._phase = follow(AGGREGATOR, self._phase, event)
@@ -292,7 +316,7 @@ class Aggregator:
                 ("duplicate", "") if same else ("refused", "a second, different frame in this round: the first counts")
             )
         try:
-            if is_ask(data):
+            if is_prior_request(data):
                 self._ask(node, data)
                 return "asked", f"for {len(self._asked[node])} blocks of the prior"
             self._verify(node, data)
@@ -302,15 +326,17 @@ class Aggregator:
 
     def _ask(self, node: int, data: bytes) -> None:
         """Note the blocks of the prior that a node asks for, once a round."""
-        notes, key = self._tasks[node].notes, self.settings.mac_keys.get(node, b"")
+        notes = self._tasks[node].notes
+        key = self.settings.mac_keys.get(node, b"")
         if notes is None or node in self._asked:
             raise FrameError("blocks of the prior may be asked for once a round, of a prior that a node computes")
-        self._asked[node] = read_ask(data, self._plans[node], blocks=len(notes.counts), key=key)
+        self._asked[node] = decode_prior_request(data, self._plans[node], blocks=len(notes.counts), key=key)
 
     def _verify(self, node: int, data: bytes) -> None:
         """Check a frame once, so that after acceptance nothing can fail."""
-        plan, codec = self._plans[node], codecs.get(self.settings.codec)
-        payload = unseal(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
+        plan = self._plans[node]
+        codec = codecs.get(self.settings.codec)
+        payload = decode_frame(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
         reader = codec.reader(payload, plan)
         reader.check()
         if (learnt := reader.learnt) is not None:

@@ -1,33 +1,50 @@
-"""What travels: a task down (plan, coding, what is broadcast, what is noted of the prior), a frame up.
+"""Messages: a task down (plan, coding, broadcast, notes on the prior), a request for blocks of the prior up.
 
 A task is bytes in the safetensors format: arrays, and one JSON object in the metadata. A node checks it as it would
 check anything from outside: sizes follow from what is there, nothing is executed, unknown fields are refused.
+
+A node that cannot compute the prior as the aggregator did asks for blocks of it. The request:
+
+    offset  bytes  field
+         0      4  magic "FPAS"
+         4      4  number of blocks n
+         8    4 n  the blocks' numbers, rising
+               16  checksum over all before it and over the plan; with a key it is a MAC
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
+import struct
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from fpld.codecs.prior import ArrayPrior
-from fpld.errors import InputError
-from fpld.protocol.priors import Notes, check_sent
+from fpld.errors import FrameError, InputError
+from fpld.protocol.shared_prior import PriorNotes, check_prior_blocks
 from fpld.storage.arrays import dump_arrays, parse_arrays
 from fpld.types import Plan
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
+
 
 Against = Literal["nothing", "own"]
 Broadcast = Literal["none", "weights", "logits"]
 FORMAT = "fpld-task-4"
 PLAN_ARRAYS = ("prior", "learnt")  # of a plan, that travel among the task's arrays as "plan.prior" and so on
-_NOTES, _SENT = "notes.", "sent."  # of the prior, likewise
+_NOTES = "notes."  # prefix of the arrays of the notes on the prior
+_SENT = "sent."  # prefix of the blocks of the prior that a node asked for
+REQUEST_MAGIC = b"FPAS"
+_CHECKSUM_BYTES = 16
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """State what a node is to do in a round.
 
@@ -36,7 +53,7 @@ class Task:
     weights, or the combined logits of the last round as `logits` [m, V], from which the node distils its own model.
 
     A prior that the plan needs is either in the plan, whole, or the node computes it from the student's weights: then
-    `notes` say how the aggregator rounded, and `sent` holds blocks that the node asked for (`fpld.protocol.priors`).
+    `notes` say how the aggregator rounded, and `sent` holds blocks that the node asked for (`protocol.shared_prior`).
     `base` is the digest of the reconstruction that the node codes against, nothing before there is one.
     """
 
@@ -45,25 +62,28 @@ class Task:
     against: Against = "nothing"
     broadcast: Broadcast = "none"
     arrays: dict[str, np.ndarray[Any, Any]] = field(default_factory=dict)
-    notes: Notes | None = None
+    notes: PriorNotes | None = None
     sent: dict[int, np.ndarray[Any, Any]] = field(default_factory=dict)
     base: str = ""
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        """Name the task, whatever blocks of the prior were sent along."""
+        """Name the task by the digest of its bytes, whatever blocks of the prior were sent along.
+
+        It is computed once: a task holds the student's weights, or m * V logits.
+        """
         return digest(replace(self, sent={}).to_bytes())
 
     def all_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return all arrays as they travel: what is broadcast, the plan's own, what is noted of the prior."""
         prior = self.plan.prior if self.notes is None else None
-        own = {
+        others = {
             "plan.prior": None if prior is None else prior.block(range(self.plan.contexts)),
             "plan.learnt": self.plan.learnt,
             **({} if self.notes is None else {_NOTES + name: array for name, array in self.notes.arrays().items()}),
             **{f"{_SENT}{block}": integers for block, integers in self.sent.items()},
         }
-        return self.arrays | {name: array for name, array in own.items() if array is not None}
+        return self.arrays | {name: array for name, array in others.items() if array is not None}
 
     def metadata(self) -> dict[str, str]:
         """Return all of the task but its arrays, as text."""
@@ -84,19 +104,20 @@ class Task:
             raise InputError(f"task: format must be {FORMAT!r}, got {metadata.get('format')!r}")
         try:
             head = json.loads(metadata["task"])
-            known = dict(head.pop("plan"))
+            values = dict(head.pop("plan"))
             for name in ("run_key", "probe"):
-                known[name] = bytes.fromhex(known[name])
+                values[name] = bytes.fromhex(values[name])
             prior = arrays.pop("plan.prior", None)
-            known["prior"] = None if prior is None else ArrayPrior(prior)
-            known["learnt"] = arrays.pop("plan.learnt", None)
-            notes, sent = _taken(arrays, _NOTES), _taken(arrays, _SENT)
-            plan = Plan(**known)
+            values["prior"] = None if prior is None else ArrayPrior(prior)
+            values["learnt"] = arrays.pop("plan.learnt", None)
+            notes = _taken(arrays, _NOTES)
+            sent = _taken(arrays, _SENT)
+            plan = Plan(**values)
             task = cls(
                 plan,
                 arrays=arrays,
-                notes=Notes(plan.shape, **notes) if notes else None,
-                sent=check_sent({int(block): integers for block, integers in sent.items()}, plan.shape),
+                notes=PriorNotes(plan.shape, **notes) if notes else None,
+                sent=check_prior_blocks({int(block): integers for block, integers in sent.items()}, plan.shape),
                 **head,
             )
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -125,3 +146,44 @@ def _taken(arrays: dict[str, np.ndarray[Any, Any]], prefix: str) -> dict[str, np
 def digest(data: bytes) -> str:
     """Name a message by its SHA-256."""
     return hashlib.sha256(data).hexdigest()
+
+
+def encode_prior_request(blocks: Sequence[int], plan: Plan, *, key: bytes = b"") -> bytes:
+    """Encode a request for blocks of the prior under a plan.
+
+    >>> from fpld.types import Plan
+    >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=4, vocab=4, bits=8.0)
+    >>> decode_prior_request(encode_prior_request([0, 2], plan), plan, blocks=3)
+    [0, 2]
+    """
+    body = REQUEST_MAGIC + struct.pack("<I", len(blocks)) + np.asarray(blocks, "<u4").tobytes()
+    return body + _checksum(body, plan, key)
+
+
+def is_prior_request(data: bytes) -> bool:
+    """Return whether a message is a request for blocks of the prior, and no frame."""
+    return data[: len(REQUEST_MAGIC)] == REQUEST_MAGIC
+
+
+def decode_prior_request(data: bytes, plan: Plan, *, blocks: int, key: bytes = b"") -> list[int]:
+    """Check a request, and return the numbers of the blocks that it asks for; `blocks` is how many there are."""
+    least = len(REQUEST_MAGIC) + 4 + _CHECKSUM_BYTES
+    if not least < len(data) <= least + 4 * blocks or (len(data) - least) % 4:
+        raise FrameError(f"a message that asks for blocks of the prior has one to {blocks}, got {len(data)} bytes")
+    body = data[:-_CHECKSUM_BYTES]
+    checksum = data[-_CHECKSUM_BYTES:]
+    if not hmac.compare_digest(_checksum(body, plan, key), checksum):
+        raise FrameError("the message that asks for blocks of the prior was altered, or is of another round or node")
+    wanted = np.frombuffer(body[len(REQUEST_MAGIC) + 4 :], "<u4").astype(np.int64)
+    (count,) = struct.unpack_from("<I", body, len(REQUEST_MAGIC))
+    if count != wanted.size or (np.diff(wanted) <= 0).any() or wanted[-1] >= blocks:
+        raise FrameError(f"blocks of the prior must be asked for by rising numbers below {blocks}")
+    numbers: list[int] = wanted.tolist()
+    return numbers
+
+
+def _checksum(body: bytes, plan: Plan, key: bytes) -> bytes:
+    hashed = hashlib.blake2b(digest_size=_CHECKSUM_BYTES, key=key, person=b"fpld ask")
+    hashed.update(plan.run_id + struct.pack("<II", plan.round, plan.node) + plan.probe)
+    hashed.update(body)
+    return hashed.digest()

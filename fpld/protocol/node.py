@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld import _check
-from fpld.codecs import decode
+from fpld import validation
+from fpld.codecs.base import decode
 from fpld.errors import InputError, ProtocolError
 from fpld.numerics import centre
-from fpld.protocol.messages import Task, base_digest
+from fpld.protocol.messages import base_digest
 from fpld.protocol.states import NODE, follow
 from fpld.protocol.states import NodeEvent as Event
 from fpld.protocol.states import NodePhase as Phase
-from fpld.protocol.wire import seal, unseal
+from fpld.protocol.wire import decode_frame, encode_frame
 from fpld.registry import codecs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from fpld.protocol.messages import Task
     from fpld.types import Plan, Reals
 
 _BLOCK = 1 << 20  # coordinates of an array that are centred at a time
@@ -46,12 +47,11 @@ class Node:
     frame: bytes = b""
     reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
-    def receive(self, data: bytes) -> tuple[Node, Task, bytes | None]:
+    def receive(self, task: Task) -> tuple[Node, bytes | None]:
         """Take a task; return the frame if it was answered before, and None if there is work to do.
 
         A task that comes again with blocks of the prior that were asked for is the same task.
         """
-        task = Task.from_bytes(data)
         plan = task.plan
         if plan.node != self.index:
             raise ProtocolError(f"the task is for node {plan.node}, this is node {self.index}")
@@ -62,12 +62,12 @@ class Node:
         event = self._relation(plan.round, task.identity)
         node = self._step(event, f"{event.value} (for round {plan.round}, this node is in round {self.round})")
         if event is Event.SAME_TASK:
-            return node, task, node.frame or None
+            return node, node.frame or None
         # Where the aggregator has nothing of this node, as after a first frame that came late, the node begins anew.
         base = self.reconstruction if task.base else None
         if task.against == "own" and task.base != base_digest(base):
             raise ProtocolError("the task codes against a reconstruction that this node does not have")
-        return node._with(round=plan.round, task=task.identity, frame=b"", reconstruction=base), task, None
+        return node._with(round=plan.round, task=task.identity, frame=b"", reconstruction=base), None
 
     def restore(
         self, round: int, task: str, frame: bytes, reconstruction: np.ndarray[Any, np.dtype[np.float32]] | None
@@ -83,13 +83,16 @@ class Node:
         """
         event = Event.LOGITS if task.plan.round == self.round else Event.OTHER_LOGITS
         node = self._step(event, f"logits for round {task.plan.round} at a node in round {self.round}")
-        codec, plan = codecs.get(task.codec), task.plan
+        codec = codecs.get(task.codec)
+        plan = task.plan
         base = self.reconstruction if task.against == "own" else None
         payload = codec.encode(_centred(logits, plan, base), plan)
-        frame = seal(payload, plan, codec.code, key=key)
+        frame = encode_frame(payload, plan, codec.code, key=key)
         reconstruction = None
         if task.against == "own":
-            sent = decode(codec, unseal(frame, plan, codec.code, key=key), plan).values.astype(np.float32, copy=False)
+            sent = decode(codec, decode_frame(frame, plan, codec.code, key=key), plan).values.astype(
+                np.float32, copy=False
+            )
             reconstruction = sent if base is None else base + sent
         return node._with(frame=frame, reconstruction=reconstruction), frame
 
@@ -121,7 +124,7 @@ def _centred(
     start = 0
     for block in _blocks(logits, plan) if hasattr(logits, "shape") else logits:
         # Softmax does not see a constant, but clips and robust rules do: all nodes centre alike.
-        part = centre(_check.host(block).astype(np.float32, copy=False))
+        part = centre(validation.host_array(block).astype(np.float32, copy=False))
         if base is not None:
             part -= base[start : start + len(part)]
         start += len(part)

@@ -1,4 +1,4 @@
-"""Frames that wait for the end of a round: in memory, and in a temporary file once they take more than a limit."""
+"""The spool: accepted frames wait here for the end of a round, in memory, and beyond a limit in a temporary file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fpld.storage.files import storage_error
 if TYPE_CHECKING:
     Buffer = bytes | memoryview
 
-MEMORY = 1 << 28
-_SHEET = 1 << 20  # bytes of memory that frames are put into
-_LARGE = 1 << 18  # bytes of a frame that the system gives memory of its own
+DEFAULT_MEMORY_BYTES = 1 << 28
+_ARENA_BYTES = 1 << 20  # small frames are copied into mappings of this size
+_LARGE_BYTES = 1 << 18  # the allocator maps frames of this size by themselves
 
 
 class Spool:
-    """Hold one frame for each node; `limit` is how many bytes may lie in memory.
+    """Hold one frame for each node, up to `limit` bytes of them in memory.
 
-    The file has no name and goes away with the process. Frames in it are mapped, so reading them needs no memory that
-    the system could not take back. Large ones in memory are kept as they came, without a copy.
+    The file has no name and goes away with the process. Frames in it are mapped, so the system can reclaim the memory
+    in which they are read. Large frames in memory are kept without a copy.
 
     >>> spool = Spool(limit=4)
     >>> spool.put(0, b"four"); spool.put(1, b"more")
@@ -30,10 +30,10 @@ class Spool:
     (b'four', b'more', 4)
     """
 
-    def __init__(self, limit: int = MEMORY) -> None:
+    def __init__(self, limit: int = DEFAULT_MEMORY_BYTES) -> None:
         self._limit = limit
         self._frames: dict[int, bytes | memoryview | mmap] = {}
-        self._sheet = memoryview(b"")  # what is left of it
+        self._arena = memoryview(b"")  # its free part
         self._file: IO[bytes] | None = None
         self._end = 0
         self.in_memory = 0
@@ -53,7 +53,7 @@ class Spool:
     def put(self, node: int, data: Buffer) -> None:
         """Keep a node's frame."""
         if self.in_memory + len(data) <= self._limit:
-            self._frames[node] = bytes(data) if len(data) >= _LARGE else self._noted(data)  # bytes need no copy
+            self._frames[node] = bytes(data) if len(data) >= _LARGE_BYTES else self._copied(data)  # bytes need no copy
             self.in_memory += len(data)
             return
         try:
@@ -63,16 +63,17 @@ class Spool:
         self._end += -(-len(data) // ALLOCATIONGRANULARITY) * ALLOCATIONGRANULARITY
         self.on_disk += len(data)
 
-    def _noted(self, data: Buffer) -> memoryview:
-        """Copy a frame to a sheet, memory of the system's: on the heap frames would leave holes when they go."""
-        if len(self._sheet) < len(data):
-            self._sheet = memoryview(mmap(-1, _SHEET, access=ACCESS_COPY))
-        frame, self._sheet = self._sheet[: len(data)], self._sheet[len(data) :]
+    def _copied(self, data: Buffer) -> memoryview:
+        """Copy a frame to an arena outside the heap, which small frames would fragment."""
+        if len(self._arena) < len(data):
+            self._arena = memoryview(mmap(-1, _ARENA_BYTES, access=ACCESS_COPY))
+        frame = self._arena[: len(data)]
+        self._arena = self._arena[len(data) :]
         frame[:] = data
         return frame
 
     def _spooled(self, data: Buffer) -> mmap:
-        """Add a frame to the file, and map it."""
+        """Append a frame to the file, and map it."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="fpld-spool-")  # noqa: SIM115  # closed by `clear`, or below
             weakref.finalize(self, self._file.close)
@@ -86,9 +87,12 @@ class Spool:
         return memoryview(self._frames[node])
 
     def clear(self) -> None:
-        """Forget all frames, and the file."""
+        """Drop all frames, and the file."""
         self._frames.clear()
-        self._sheet = memoryview(b"")
+        self._arena = memoryview(b"")
         if self._file is not None:
             self._file.close()
-        self._file, self._end, self.in_memory, self.on_disk = None, 0, 0, 0
+        self._file = None
+        self._end = 0
+        self.in_memory = 0
+        self.on_disk = 0

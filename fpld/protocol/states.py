@@ -15,27 +15,23 @@ if TYPE_CHECKING:
 
 
 class AggregatorPhase(Enum):
-    """Where an aggregator is."""
+    """Where the aggregator of a round is."""
 
     READY = "ready"
     COLLECTING = "collecting"
     CLOSED = "closed"
     COMBINED = "combined"
-    DONE = "done"
+    ENDED = "ended"
 
 
 class AggregatorEvent(Enum):
-    """What can happen to an aggregator; the end of the last round is an event of its own, and so is going on there."""
+    """What can happen to the aggregator of a round."""
 
     OPEN = "open"
     FRAME = "frame"
     CLOSE = "close"
     COMBINE = "combine"
-    DISTILLED = "distilled"
-    LAST_DISTILLED = "distilled in the last round"
-    CHECKPOINT = "checkpoint"
-    RESTORE = "restore"
-    RESTORE_DONE = "restore after the last round"
+    END = "end"
 
 
 class NodePhase(Enum):
@@ -58,8 +54,7 @@ class NodeEvent(Enum):
     RESTORE = "restore"
 
 
-_BETWEEN = "a checkpoint is taken between rounds"
-_FRESH = "only a new aggregator goes on from a checkpoint"
+_OVER = "the round is over"
 
 AGGREGATOR: dict[AggregatorPhase, dict[AggregatorEvent, AggregatorPhase | str]] = {
     AggregatorPhase.READY: {
@@ -67,58 +62,38 @@ AGGREGATOR: dict[AggregatorPhase, dict[AggregatorEvent, AggregatorPhase | str]] 
         AggregatorEvent.FRAME: "late: no round is open",
         AggregatorEvent.CLOSE: "no round is open",
         AggregatorEvent.COMBINE: "no round is closed",
-        AggregatorEvent.DISTILLED: "nothing is combined",
-        AggregatorEvent.LAST_DISTILLED: "nothing is combined",
-        AggregatorEvent.CHECKPOINT: AggregatorPhase.READY,
-        AggregatorEvent.RESTORE: AggregatorPhase.READY,
-        AggregatorEvent.RESTORE_DONE: AggregatorPhase.DONE,
+        AggregatorEvent.END: "nothing is combined",
     },
     AggregatorPhase.COLLECTING: {
-        AggregatorEvent.OPEN: "the last round is still open",
+        AggregatorEvent.OPEN: "the round is open already",
         AggregatorEvent.FRAME: AggregatorPhase.COLLECTING,
         AggregatorEvent.CLOSE: AggregatorPhase.CLOSED,
         AggregatorEvent.COMBINE: "the round must be closed first",
-        AggregatorEvent.DISTILLED: "nothing is combined",
-        AggregatorEvent.LAST_DISTILLED: "nothing is combined",
-        AggregatorEvent.CHECKPOINT: _BETWEEN,
-        AggregatorEvent.RESTORE: _FRESH,
-        AggregatorEvent.RESTORE_DONE: _FRESH,
+        AggregatorEvent.END: "nothing is combined",
     },
     AggregatorPhase.CLOSED: {
-        AggregatorEvent.OPEN: "the last round is not combined",
+        AggregatorEvent.OPEN: "the round is closed",
         AggregatorEvent.FRAME: "late: the round is closed",
         AggregatorEvent.CLOSE: "the round is closed already",
         AggregatorEvent.COMBINE: AggregatorPhase.COMBINED,
-        AggregatorEvent.DISTILLED: "nothing is combined",
-        AggregatorEvent.LAST_DISTILLED: "nothing is combined",
-        AggregatorEvent.CHECKPOINT: _BETWEEN,
-        AggregatorEvent.RESTORE: _FRESH,
-        AggregatorEvent.RESTORE_DONE: _FRESH,
+        AggregatorEvent.END: "nothing is combined",
     },
     AggregatorPhase.COMBINED: {
-        AggregatorEvent.OPEN: "the last round is not distilled",
+        AggregatorEvent.OPEN: "the round is closed",
         AggregatorEvent.FRAME: "late: the round is combined",
         AggregatorEvent.CLOSE: "the round is closed already",
-        AggregatorEvent.COMBINE: "frames are added to what is known once",
-        AggregatorEvent.DISTILLED: AggregatorPhase.READY,
-        AggregatorEvent.LAST_DISTILLED: AggregatorPhase.DONE,
-        AggregatorEvent.CHECKPOINT: _BETWEEN,
-        AggregatorEvent.RESTORE: _FRESH,
-        AggregatorEvent.RESTORE_DONE: _FRESH,
+        AggregatorEvent.COMBINE: "frames are added to the statistics once",
+        AggregatorEvent.END: AggregatorPhase.ENDED,
     },
-    AggregatorPhase.DONE: {
-        AggregatorEvent.OPEN: "all rounds are over",
-        AggregatorEvent.FRAME: "late: all rounds are over",
-        AggregatorEvent.CLOSE: "all rounds are over",
-        AggregatorEvent.COMBINE: "all rounds are over",
-        AggregatorEvent.DISTILLED: "all rounds are over",
-        AggregatorEvent.LAST_DISTILLED: "all rounds are over",
-        AggregatorEvent.CHECKPOINT: AggregatorPhase.DONE,
-        AggregatorEvent.RESTORE: _FRESH,
-        AggregatorEvent.RESTORE_DONE: _FRESH,
+    AggregatorPhase.ENDED: {
+        AggregatorEvent.OPEN: _OVER,
+        AggregatorEvent.FRAME: "late: the round is over",
+        AggregatorEvent.CLOSE: _OVER,
+        AggregatorEvent.COMBINE: _OVER,
+        AggregatorEvent.END: _OVER,
     },
 }
-"""The aggregator's machine."""
+"""The machine of an aggregator, which lives for one round."""
 
 _ONE_TASK = "one task a round: the first counts"
 _SAVED = "only a new node goes on from what was saved"

@@ -17,8 +17,8 @@ both; with a key the checksum is a MAC.
         80     32  digest of the whole plan: budget, clip, slots, prior and tables besides all above
        112      8  payload length in bytes
 
-The receiver knows every field but the payload before the frame arrives: it compares, and believes nothing. No
-size in a frame makes it allocate.
+The receiver knows every field but the payload before the frame arrives, and compares them. No size in a frame decides
+how much it allocates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAGIC = b"FPLD"
 VERSION = 5
 HEADER = struct.Struct("<4sHH16sII32sIId32sQ")
 CHECKSUM_BYTES = 16
-OVERHEAD = HEADER.size + CHECKSUM_BYTES
+OVERHEAD_BYTES = HEADER.size + CHECKSUM_BYTES
 _FIELDS = (
     "magic", "version", "codec", "run id", "round", "node", "probe digest", "contexts", "vocab", "clip", "plan digest",
 )  # fmt: skip
@@ -49,21 +49,21 @@ _HINTS = {
 
 def _fields(plan: Plan, codec: int) -> tuple[bytes | int | float, ...]:
     clip = 0.0 if plan.clip is None else float(plan.clip)
-    known = plan.run_id, plan.round, plan.node, plan.probe, plan.contexts, plan.vocab, clip, plan.digest
-    return MAGIC, VERSION, codec, *known
+    identity = plan.run_id, plan.round, plan.node, plan.probe, plan.contexts, plan.vocab, clip, plan.digest
+    return MAGIC, VERSION, codec, *identity
 
 
 def _checksum(data: bytes | memoryview, key: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES, key=key, person=b"fpld frame").digest()
 
 
-def seal(payload: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> bytes:
-    """Wrap a payload into a frame; refuse one that is over the plan's budget.
+def encode_frame(payload: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> bytes:
+    """Encode a payload as a frame; raise BudgetError if it exceeds the plan's budget.
 
     >>> from fpld.types import Plan
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=4, vocab=4, bits=8.0)
-    >>> frame = seal(b"data", plan, codec=1)
-    >>> len(frame) - OVERHEAD, bytes(unseal(frame, plan, codec=1))
+    >>> frame = encode_frame(b"data", plan, codec=1)
+    >>> len(frame) - OVERHEAD_BYTES, bytes(decode_frame(frame, plan, codec=1))
     (4, b'data')
     """
     if len(payload) > plan.budget_bytes:
@@ -72,20 +72,28 @@ def seal(payload: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> bytes:
     return body + _checksum(body, key)
 
 
-def unseal(frame: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> memoryview:
-    """Check a frame against what this plan expects, cheap checks first, and return its payload (not a copy)."""
-    longest = OVERHEAD + plan.budget_bytes
+def decode_frame(frame: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> memoryview:
+    """Check a frame against its plan, cheap checks first, and return its payload (not a copy).
+
+    Raises
+    ------
+    FrameError
+        The frame is not one of this plan and codec, is over the budget, or was altered.
+    """
+    longest = OVERHEAD_BYTES + plan.budget_bytes
     if len(frame) > longest:
         raise FrameError(f"frame must be at most {longest} bytes under this plan's budget, got {len(frame)}")
-    if len(frame) < OVERHEAD:
-        raise FrameError(f"frame must be at least {OVERHEAD} bytes, got {len(frame)}: cut off, or not a frame")
-    *got, length = HEADER.unpack_from(frame)
-    for name, expected, found in zip(_FIELDS, _fields(plan, codec), got, strict=True):
-        if found != expected:
+    if len(frame) < OVERHEAD_BYTES:
+        raise FrameError(f"frame must be at least {OVERHEAD_BYTES} bytes, got {len(frame)}: cut off, or not a frame")
+    *received, length = HEADER.unpack_from(frame)
+    for name, expected, value in zip(_FIELDS, _fields(plan, codec), received, strict=True):
+        if value != expected:
             hint = _HINTS.get(name, "")
-            raise FrameError(f"frame's {name} must be {_show(expected)}, got {_show(found)}{hint}")
-    if len(frame) != OVERHEAD + length:
-        raise FrameError(f"frame's payload must be {length} bytes as its header says, got {len(frame) - OVERHEAD}")
+            raise FrameError(f"frame's {name} must be {_show(expected)}, got {_show(value)}{hint}")
+    if len(frame) != OVERHEAD_BYTES + length:
+        raise FrameError(
+            f"frame's payload must be {length} bytes as its header says, got {len(frame) - OVERHEAD_BYTES}"
+        )
     view = memoryview(frame)
     if not hmac.compare_digest(_checksum(view[:-CHECKSUM_BYTES], key), view[-CHECKSUM_BYTES:]):
         raise FrameError("frame's checksum does not match: the frame was altered, or made with another key")
@@ -93,7 +101,7 @@ def unseal(frame: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> memoryv
 
 
 def payload_of(frame: memoryview) -> memoryview:
-    """Return the payload of a frame that `unseal` has passed before, without checking it again."""
+    """Return the payload of a frame that `decode_frame` has accepted before, without checking it again."""
     return frame[HEADER.size : -CHECKSUM_BYTES]
 
 

@@ -1,55 +1,140 @@
-"""The figures of a run, and of runs side by side."""
+"""The figures of a run, and of several runs together, as data.
+
+A `Chart` is independent of what draws it: the page's scripts, or `fpld.report.draw` as PNG and SVG.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from fpld.report.chart import Axis, Chart, Series
 from fpld.units import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fpld.report.runs import Run
+    from fpld.report.run import RunData
+
+SeriesKind = Literal["line", "dots", "rule", "band", "bars", "stack"]
+Scale = Literal["linear", "log", "band"]
+Unit = Literal["", "B", "s"]
+COLOURS = (
+    "#4269d0", "#c27a00", "#e8563f", "#2f9447", "#a463f2", "#23918a", "#e0558f", "#a87350", "#8b8b00", "#80858f",
+)  # fmt: skip
+"""The palette of every drawing: a contrast of at least 3:1 to the light and to the dark page."""
+_POLICY_COLOURS = {"optimal": 0, "square-root": 0, "curves": 0, "uniform": 1, "inverse": 3, "this plan": 2}
+
+
+def colours(names: Sequence[str]) -> list[str]:
+    """Return a colour for each series: a policy always has the same one, others take them in order.
+
+    >>> colours(["inverse", "uniform"]) == [COLOURS[3], COLOURS[1]]
+    True
+    """
+    if any(name in _POLICY_COLOURS for name in names):
+        return [COLOURS[_POLICY_COLOURS.get(name, 4 + i) % len(COLOURS)] for i, name in enumerate(names)]
+    return [COLOURS[i % len(COLOURS)] for i in range(len(names))]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis: its label with the unit spelled out, its scale, and how its numbers are written."""
+
+    label: str
+    scale: Scale = "linear"
+    unit: Unit = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Points of one kind: `band` fills from `low` to `y`, `rule` is a level for all x, `bars` stand in groups.
+
+    `limit` is a mark at each bar: the most that it could have been.
+    """
+
+    name: str
+    kind: SeriesKind
+    x: list[Any]
+    y: list[float]
+    low: list[float] = field(default_factory=list)
+    limit: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure; `name` is that of its files, and `alt` describes it in words for screen readers."""
+
+    name: str
+    title: str
+    alt: str
+    x: Axis
+    y: Axis
+    series: list[Series]
+    caption: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """Return the chart as JSON for a page, with the colours of its series."""
+        drawn = [asdict(series) for series in self.shown()]
+        return {**asdict(self), "series": drawn, "colours": colours([series.name for series in self.series])}
+
+    def shown(self) -> list[Series]:
+        """Return the series without the points that the axes cannot show: NaN, or 0 on a logarithmic axis."""
+        return [self._shown(series) for series in self.series]
+
+    def _shown(self, series: Series) -> Series:
+        keep = [
+            i
+            for i, (x, y) in enumerate(zip(series.x, series.y, strict=True))
+            if _fits(y, self.y.scale) and (series.kind == "rule" or self.x.scale == "band" or _fits(x, self.x.scale))
+        ]
+        low, limit = ([values[i] for i in keep] if values else [] for values in (series.low, series.limit))
+        limit = limit if all(map(math.isfinite, limit)) else []
+        return Series(series.name, series.kind, [series.x[i] for i in keep], [series.y[i] for i in keep], low, limit)
+
+
+def _fits(value: float, scale: Scale) -> bool:
+    return math.isfinite(value) and (scale != "log" or value > 0)
+
 
 ROUND = Axis("round", "band")
 LOSS = "held-out loss (nats per token)"
-_MANY = 60  # bars in a figure before it is drawn as lines
+_MAX_BARS = 60  # a figure with more of them is drawn as lines
 
 
-def run_charts(run: Run) -> list[Chart]:
+def run_charts(run: RunData) -> list[Chart]:
     """Return the figures of one run: of its trainings, and once a round is closed of its rounds."""
     if not run.trace:
         return training_charts(run)
-    known = loss_by_bytes([run]), distillation_by_round(run), bandwidth_by_round(run), bits_by_node(run)
-    charts = [chart for chart in known if chart is not None]
-    if any(line.node_weights for line in run.trace):
-        charts.append(weights_by_round(run))
-    charts += [loss_by_node(run), seconds_by_phase(run)]
-    if any(line.answers for line in run.trace):
-        charts.append(seconds_by_node(run))
-    return charts + training_charts(run)
-
-
-def training_charts(run: Run) -> list[Chart]:
-    """Return the curves of trainings: base and local ones, and the student's distillation."""
-    drawn = (
-        ("training", "Training loss: base and nodes", "loss on the text trained on (nats per token)"),
-        ("distillation", "Training loss: distillation", "loss to the target (nats)"),
+    charts = (
+        loss_by_bytes([run]),
+        distillation_by_round(run),
+        bandwidth_by_round(run),
+        bits_by_node(run),
+        weights_by_round(run),
+        loss_by_node(run),
+        seconds_by_phase(run),
+        seconds_by_node(run),
     )
-    charts = (_training_chart(run, *each) for each in drawn)
+    return [chart for chart in charts if chart is not None] + training_charts(run)
+
+
+def training_charts(run: RunData) -> list[Chart]:
+    """Return the curves of trainings: base and local ones, and the student's distillation."""
+    charts = (
+        _training_chart(run, "training", "base and nodes", "loss on the text trained on (nats per token)"),
+        _training_chart(run, "distillation", "distillation", "loss to the target (nats)"),
+    )
     return [chart for chart in charts if chart is not None]
 
 
-def _training_chart(run: Run, what: str, title: str, label: str) -> Chart | None:
+def _training_chart(run: RunData, what: str, title: str, label: str) -> Chart | None:
+    """Return the curves of one kind of training; the steps of a round follow those of the rounds before."""
     series = []
     for (method, model, kind), points in run.curves.items():
         if kind == what and method in ("", "fpld"):
-            length = {point.round: 0 for point in points}
-            for point in points:
-                length[point.round] = max(length[point.round], point.step)
-            before = {number: sum(length[each] for each in length if each < number) for number in length}
+            last_step = {point.round: point.step for point in points}  # Points are sorted by round and step.
+            before = {number: sum(last_step[each] for each in last_step if each < number) for number in last_step}
             steps = [before[point.round] + point.step for point in points]
             series.append(Series(model, "line", steps, [point.loss for point in points]))
     if not series:
@@ -57,7 +142,7 @@ def _training_chart(run: Run, what: str, title: str, label: str) -> Chart | None
     ends = ", ".join(f"{item.name} {item.y[0]:.3f} to {item.y[-1]:.3f}" for item in series)
     return Chart(
         name=f"{what}-by-step",
-        title=title,
+        title=f"Training loss: {title}",
         alt=f"Lines of the loss by step, over all rounds one after the other: {ends}.",
         x=Axis("step, over all rounds"),
         y=Axis(label),
@@ -71,27 +156,27 @@ def _training_chart(run: Run, what: str, title: str, label: str) -> Chart | None
     )
 
 
-def comparison_charts(runs: Sequence[Run]) -> list[Chart]:
+def comparison_charts(runs: Sequence[RunData]) -> list[Chart]:
     """Return the figures that hold several runs."""
     with_rounds = [run for run in runs if run.trace]
     return [loss_by_bytes(with_rounds), loss_by_round(with_rounds)] if with_rounds else []
 
 
-def loss_by_bytes(runs: Sequence[Run]) -> Chart:
-    """Draw held-out loss against the bytes sent so far, with the baselines of a single run."""
+def loss_by_bytes(runs: Sequence[RunData]) -> Chart:
+    """Return held-out loss against the bytes sent so far; of a single run, with its baselines."""
     series = [
         Series(
             "fpld" if len(runs) == 1 else run.name,
             "line",
-            list(run.uplink),
-            [_number(line.heldout_loss) for line in run.trace],
+            list(run.uplink_bytes),
+            [_number(record.heldout_loss) for record in run.trace],
         )
         for run in runs
     ]
     if len(runs) == 1:
         series += _baselines(runs[0])
     ends = "; ".join(
-        f"{item.name} ends at {_number(run.trace[-1].heldout_loss):.3f} nats after {show_size(run.uplink[-1])}"
+        f"{item.name} ends at {_number(run.trace[-1].heldout_loss):.3f} nats after {show_size(run.uplink_bytes[-1])}"
         for item, run in zip(series, runs, strict=False)
     )
     others = ", ".join(f"{item.name} {item.y[0]:.3f}" for item in series if item.kind != "line")
@@ -107,8 +192,8 @@ def loss_by_bytes(runs: Sequence[Run]) -> Chart:
     )
 
 
-def loss_by_round(runs: Sequence[Run]) -> Chart:
-    """Draw held-out loss by round."""
+def loss_by_round(runs: Sequence[RunData]) -> Chart:
+    """Return held-out loss by round."""
     ends = "; ".join(
         f"{run.name} {_number(run.trace[0].heldout_loss):.3f} to {_number(run.trace[-1].heldout_loss):.3f}"
         for run in runs
@@ -120,37 +205,45 @@ def loss_by_round(runs: Sequence[Run]) -> Chart:
         x=ROUND,
         y=Axis(LOSS),
         series=[
-            Series(run.name, "line", _rounds(run), [_number(line.heldout_loss) for line in run.trace]) for run in runs
+            Series(run.name, "line", _rounds(run), [_number(record.heldout_loss) for record in run.trace])
+            for run in runs
         ],
     )
 
 
-def distillation_by_round(run: Run) -> Chart:
-    """Draw how far the student is from its target: its KL, or how much nearer it has come than the last student."""
-    gained = run.trace[-1].kl is None
-    values = [_number(line.gain if gained else line.kl) for line in run.trace]
-    what = "nearer to its target than the last student" if gained else "KL of the student to the combined logits"
-    return Chart(
-        name="distillation-by-round",
-        title="What distillation gained" if gained else "What distillation left",
-        alt=f"{what}: from {values[0]:.3g} to {values[-1]:.3g} nats.",
-        x=ROUND,
-        y=Axis("cross entropy (nats)" if gained else "KL (nats)", "linear" if gained else "log"),
-        series=[Series(what, "line", _rounds(run), values)],
-        caption=(
+def distillation_by_round(run: RunData) -> Chart:
+    """Return the student's KL to its target; with sampled labels, how much nearer it has come than the last student."""
+    sampled = run.trace[-1].kl is None
+    if sampled:
+        title = "What distillation gained"
+        what = "nearer to its target than the last student"
+        axis = Axis("cross entropy (nats)")
+        caption = (
             "Sampled labels are right on average and not one by one, so there is no KL to them: what counts is by how "
             "much the student's cross entropy to them fell. The paper's bounds are not about such labels: there is no "
             "bracket."
-            if gained
-            else "Measured on the probe set, so it holds without conditions; the bits' own cost is not in it."
-        ),
+        )
+    else:
+        title = "What distillation left"
+        what = "KL of the student to the combined logits"
+        axis = Axis("KL (nats)", "log")
+        caption = "Measured on the probe set, so it holds without conditions; the bits' own cost is not in it."
+    values = [_number(record.gain if sampled else record.kl) for record in run.trace]
+    return Chart(
+        name="distillation-by-round",
+        title=title,
+        alt=f"{what}: from {values[0]:.3g} to {values[-1]:.3g} nats.",
+        x=ROUND,
+        y=axis,
+        series=[Series(what, "line", _rounds(run), values)],
+        caption=caption,
     )
 
 
-def bandwidth_by_round(run: Run) -> Chart | None:
-    """Draw the bracket of the bandwidth loss; None where the round's channel has none, as with sampled labels."""
-    upper = [_number(line.bandwidth_upper) for line in run.trace]
-    lower = [_number(line.bandwidth_lower) for line in run.trace]
+def bandwidth_by_round(run: RunData) -> Chart | None:
+    """Return the bracket of the bandwidth loss; None if there is none, as with sampled labels."""
+    upper = [_number(record.bandwidth_upper) for record in run.trace]
+    lower = [_number(record.bandwidth_lower) for record in run.trace]
     if not any(map(math.isfinite, upper)):
         return None
     return Chart(
@@ -165,39 +258,38 @@ def bandwidth_by_round(run: Run) -> Chart | None:
         series=[Series("what quantization adds: between the bounds", "band", _rounds(run), upper, lower)],
         caption=(
             "By Theorems 2 and 4 at the noise that was decoded; exact logits never leave the nodes, so no one knows "
-            f"more closely what the bits cost. {_held(run)}"
+            f"more closely what the bits cost. {_conditions(run)}"
         ),
     )
 
 
-def _held(run: Run) -> str:
-    """Say in which rounds the conditions of the bounds hold."""
-    said = []
+def _conditions(run: RunData) -> str:
+    """Return sentences on the rounds in which the conditions of the bounds hold."""
+    sentences = []
+    checked = {record.round: record.conditions for record in run.trace if record.conditions is not None}
     for names, which in ((("SE",), "upper"), (("SE'", "ND"), "lower")):
-        known = [line for line in run.trace if line.conditions is not None]
-        failed = [line.round for line in known if not all((line.conditions or {}).get(name, False) for name in names)]
+        failed = [number for number, holds in checked.items() if not all(holds.get(name, False) for name in names)]
         conditions = " and ".join(f"({name})" for name in names)
-        if known and not failed:
-            said.append(f"{conditions} held in every round: the {which} bound is one.")
-        elif known:
-            rounds = "every round" if len(failed) == len(known) else f"rounds {', '.join(map(str, failed))}"
-            said.append(f"{conditions} failed in {rounds}: there the {which} line is an estimate and no bound.")
-    codec = run.settings.get("codec")
-    if len(run.nodes) > 1 and not (isinstance(codec, dict) and codec.get("dither") == "independent"):
-        said.append("With stratified dither nodes that agree go below the band.")
-    return " ".join(said)
+        if checked and not failed:
+            sentences.append(f"{conditions} held in every round: the {which} bound is one.")
+        elif checked:
+            rounds = "every round" if len(failed) == len(checked) else f"rounds {', '.join(map(str, failed))}"
+            sentences.append(f"{conditions} failed in {rounds}: there the {which} line is an estimate and no bound.")
+    if len(run.nodes) > 1 and run.section("codec").get("dither") != "independent":
+        sentences.append("With stratified dither nodes that agree go below the band.")
+    return " ".join(sentences)
 
 
-def bits_by_node(run: Run) -> Chart:
-    """Draw what each node sent in each round."""
-    kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
+def bits_by_node(run: RunData) -> Chart:
+    """Return what each node sent in each round, and what it was allotted."""
+    kind = _bars_or_lines(run)
     series = [
         Series(
             name,
-            kind,  # type: ignore[arg-type]
+            kind,
             _rounds(run),
-            [_at(line.bits_sent, i) for line in run.trace],
-            limit=[_at(line.bits_allotted, i) for line in run.trace],
+            [_at(record.bits_sent, i) for record in run.trace],
+            limit=[_at(record.bits_allotted, i) for record in run.trace],
         )
         for i, name in enumerate(run.nodes)
     ]
@@ -214,11 +306,18 @@ def bits_by_node(run: Run) -> Chart:
     )
 
 
-def weights_by_round(run: Run) -> Chart:
-    """Draw the weights that the allocator had learnt after each round."""
-    lines = [line for line in run.trace if line.node_weights]
+def weights_by_round(run: RunData) -> Chart | None:
+    """Return the weights that were estimated after each round; None if there are none."""
+    records = [record for record in run.trace if record.node_weights]
+    if not records:
+        return None
     series = [
-        Series(name, "line", [line.round for line in lines], [_at(line.node_weights or [], i) for line in lines])
+        Series(
+            name,
+            "line",
+            [record.round for record in records],
+            [_at(record.node_weights or [], i) for record in records],
+        )
         for i, name in enumerate(run.nodes)
     ]
     ends = ", ".join(f"{item.name} {item.y[-1]:.3g}" for item in series)
@@ -233,10 +332,10 @@ def weights_by_round(run: Run) -> Chart:
     )
 
 
-def loss_by_node(run: Run) -> Chart:
-    """Draw the student's loss on each node's held-out text."""
+def loss_by_node(run: RunData) -> Chart:
+    """Return the student's loss on each node's held-out text."""
     series = [
-        Series(name, "line", _rounds(run), [_at(line.heldout_by_node, i) for line in run.trace])
+        Series(name, "line", _rounds(run), [_at(record.heldout_by_node, i) for record in run.trace])
         for i, name in enumerate(run.nodes)
     ]
     ends = ", ".join(f"{item.name} {item.y[-1]:.3f}" for item in series)
@@ -250,15 +349,15 @@ def loss_by_node(run: Run) -> Chart:
     )
 
 
-def seconds_by_phase(run: Run) -> Chart:
-    """Draw where the time of each round went."""
-    phases = list(dict.fromkeys(name for line in run.trace for name in line.phases))
+def seconds_by_phase(run: RunData) -> Chart:
+    """Return the seconds of each phase of each round."""
+    phases = list(dict.fromkeys(name for record in run.trace for name in record.phases))
     shown = {"local": "nodes: queue, training, sending"}
     series = [
-        Series(shown.get(p, p), "stack", _rounds(run), [line.phases.get(p, 0.0) for line in run.trace]) for p in phases
+        Series(shown.get(p, p), "stack", _rounds(run), [record.phases.get(p, 0.0) for record in run.trace])
+        for p in phases
     ]
-    total = {item.name: sum(item.y) for item in series}
-    spent = ", ".join(f"{name} {value:.3g} s" for name, value in total.items())
+    spent = ", ".join(f"{item.name} {sum(item.y):.3g} s" for item in series)
     return Chart(
         name="seconds-by-phase",
         title="Time spent where",
@@ -270,54 +369,56 @@ def seconds_by_phase(run: Run) -> Chart:
     )
 
 
-def seconds_by_node(run: Run) -> Chart:
-    """Draw how long each node was at work, or where only the node knows, how long it took to answer."""
-    kind = "line" if len(run.nodes) * len(run.trace) > _MANY else "bars"
-    lines = [line for line in run.trace if line.answers]
-    known = all(line.work for line in lines)
+def seconds_by_node(run: RunData) -> Chart | None:
+    """Return how long each node worked, or where that is not recorded, how long it took to answer."""
+    records = [record for record in run.trace if record.answers]
+    if not records:
+        return None
+    kind = _bars_or_lines(run)
+    rounds = [record.round for record in records]
+    has_work = all(record.work for record in records)
     series = [
-        Series(
-            name,
-            kind,  # type: ignore[arg-type]
-            [line.round for line in lines],
-            [_at(line.work if known else line.answers, i) for line in lines],
-        )
+        Series(name, kind, rounds, [_at(record.work if has_work else record.answers, i) for record in records])
         for i, name in enumerate(run.nodes)
     ]
     slowest = max(series, key=lambda item: _largest(item.y))
-    what = "for which each node was at work" if known else "after which each node answered"
+    what = "for which each node was at work" if has_work else "after which each node answered"
     return Chart(
         name="seconds-by-node",
-        title="Time at work" if known else "Time to answer",
+        title="Time at work" if has_work else "Time to answer",
         alt=f"Seconds {what} in each round; the most has {slowest.name}, {_largest(slowest.y):.3g} s.",
         x=ROUND,
         y=Axis("seconds", unit="s"),
         series=series,
         caption=(
             "From when a worker of this machine took the node's task: the wait for one is not in it."
-            if known
+            if has_work
             else "From when the round was opened, with the way there and back."
         ),
     )
 
 
-def _baselines(run: Run) -> list[Series]:
+def _baselines(run: RunData) -> list[Series]:
     """Return other methods as points at their uplink, or as levels if they sent nothing; of nodes alone, the best."""
-    known = [row for row in run.results if row.heldout_loss is not None]
-    alone = [row for row in known if row.method.startswith("alone")]
+    evaluated = [row for row in run.results if row.heldout_loss is not None]
+    alone = [row for row in evaluated if row.method.startswith("alone")]
     best = min(alone, key=lambda row: _number(row.heldout_loss), default=None)
-    found = []
-    for row in known:
+    series = []
+    for row in evaluated:
         if row.method == "fpld" or (row in alone and row is not best):
             continue
         name = "best node alone" if row is best else row.method
-        kind = "dots" if row.uplink_bytes else "rule"
-        found.append(Series(name, kind, [row.uplink_bytes], [_number(row.heldout_loss)]))  # type: ignore[arg-type]
-    return found
+        kind: SeriesKind = "dots" if row.uplink_bytes else "rule"
+        series.append(Series(name, kind, [row.uplink_bytes], [_number(row.heldout_loss)]))
+    return series
 
 
-def _rounds(run: Run) -> list[int]:
-    return [line.round for line in run.trace]
+def _bars_or_lines(run: RunData) -> SeriesKind:
+    return "line" if len(run.nodes) * len(run.trace) > _MAX_BARS else "bars"
+
+
+def _rounds(run: RunData) -> list[int]:
+    return [record.round for record in run.trace]
 
 
 def _at(values: Sequence[float | None], index: int) -> float:
@@ -325,7 +426,7 @@ def _at(values: Sequence[float | None], index: int) -> float:
 
 
 def _number(value: float | None) -> float:
-    """Return NaN for values that are not known: they are not drawn."""
+    """Return NaN for a missing value: it is not drawn."""
     return math.nan if value is None else value
 
 

@@ -1,35 +1,53 @@
-"""Draw a chart with matplotlib: the same figure as on the page, as PNG and SVG."""
+"""Draw figures as PNG and SVG files with matplotlib, which only this module imports."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fpld.report.chart import colours
-from fpld.report.figures import save_figure
+from fpld.errors import MissingExtraError
+from fpld.report.charts import colours
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fpld.report.chart import Axis, Chart, Series
+    from fpld.report.charts import Axis, Chart, Series
 
-SIZE = (8.0, 4.2)
+CHART_INCHES = (8.0, 4.2)
+
+
+def save_figure(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> list[Path]:
+    """Draw on an empty figure of `size` inches and write it as `path`.png and `path`.svg."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("drawing figures", "figures") from None
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure)
+    files = [path.with_suffix(suffix) for suffix in (".png", ".svg")]
+    # A fixed salt and no date: the same numbers give the same file.
+    with mpl.rc_context({"svg.hashsalt": "fpld"}):
+        figure.savefig(files[0], dpi=150)
+        figure.savefig(files[1], metadata={"Date": None})
+    return files
 
 
 def save_charts(charts: Iterable[Chart], folder: Path, prefix: str = "") -> list[Path]:
-    """Write each chart as PNG and SVG into a folder."""
+    """Write each chart as PNG and SVG into a folder; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [
-        file for chart in charts for file in save_figure(partial(draw, chart), folder / f"{prefix}{chart.name}", SIZE)
-    ]
+    files: list[Path] = []
+    for chart in charts:
+        files += save_figure(partial(draw_chart, chart), folder / f"{prefix}{chart.name}", CHART_INCHES)
+    return files
 
 
-def draw(chart: Chart, figure: Figure) -> None:
-    """Draw a chart on an empty figure."""
+def draw_chart(chart: Chart, figure: Figure) -> None:
+    """Draw a chart on an empty figure, as the page shows it."""
     axes = figure.subplots()
     shown = chart.shown()
     places = _places(shown) if chart.x.scale == "band" else {}
@@ -47,7 +65,7 @@ def draw(chart: Chart, figure: Figure) -> None:
             axes.fill_between(x, series.low, series.y, color=colour, alpha=0.25, label=_plain(series.name))
             axes.plot(x, series.y, color=colour)
             axes.plot(x, series.low, color=colour)
-            if len(x) == 1:  # a band of no width
+            if len(x) == 1:  # A band of one point has no width: draw a thick line.
                 axes.vlines(x, series.low, series.y, color=colour, alpha=0.25, linewidth=16)
         elif series.kind == "bars":
             width = 0.8 / len(bars)
@@ -87,6 +105,6 @@ def _axis(axes: Axes, axis: Axis, which: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """Return a name as matplotlib shows it unchanged: a dollar sign would begin mathematics, an underscore hide it."""
+    """Return text that matplotlib shows as it is: a dollar sign would begin a formula, a first underscore hide it."""
     shown = text.replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

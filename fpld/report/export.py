@@ -1,4 +1,4 @@
-"""A run's trace for other tools: tables (rounds, nodes, results) as CSV and Parquet, scalars as TensorBoard events."""
+"""Export a run for other tools: rounds, nodes and results as CSV and Parquet, scalars as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -12,68 +12,69 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from fpld.report.runs import Run
+    from fpld.report.run import RunData
 
 Row = dict[str, Any]
 
 
-def tables(run: Run) -> dict[str, list[Row]]:
+def export_tables(run: RunData) -> dict[str, list[Row]]:
     """Return the tables that are not empty: one row a round, one a node and round, one a method."""
-    found = {"rounds": round_rows(run), "nodes": allocation_rows(run), "results": result_rows([run])}
-    return {name: rows for name, rows in found.items() if rows}
+    tables = {"rounds": round_rows(run), "nodes": allocation_rows(run), "results": result_rows([run])}
+    return {name: rows for name, rows in tables.items() if rows}
 
 
-def to_csv(run: Run, folder: Path) -> list[Path]:
-    """Write each table as CSV."""
-    files = []
-    for name, rows in tables(run).items():
-        write_csv(folder / f"{name}.csv", rows)
-        files.append(folder / f"{name}.csv")
-    return files
+def to_csv(run: RunData, folder: Path) -> list[Path]:
+    """Write each table as CSV; return the files."""
+    files = {folder / f"{name}.csv": rows for name, rows in export_tables(run).items()}
+    for file, rows in files.items():
+        write_csv(file, rows)
+    return list(files)
 
 
-def to_parquet(run: Run, folder: Path) -> list[Path]:
-    """Write each table as Parquet."""
+def to_parquet(run: RunData, folder: Path) -> list[Path]:
+    """Write each table as Parquet; return the files."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
         raise MissingExtraError("Parquet", "export") from None
-    files = []
-    for name, rows in tables(run).items():
-        parquet.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
-        files.append(folder / f"{name}.parquet")
-    return files
+    files = {folder / f"{name}.parquet": rows for name, rows in export_tables(run).items()}
+    for file, rows in files.items():
+        parquet.write_table(pa.Table.from_pylist(rows), file)
+    return list(files)
 
 
-def to_tensorboard(run: Run, folder: Path) -> list[Path]:
-    """Write scalars by round, and trainings by step, as a TensorBoard event file.
-
-    `tensorboard --logdir` of the folder above shows them.
-    """
+def to_tensorboard(run: RunData, folder: Path) -> list[Path]:
+    """Write scalars by round, and trainings by step, as a TensorBoard event file in `folder`/tensorboard."""
     return follow_tensorboard([run], folder)
 
 
-def follow_tensorboard(stages: Iterable[Run], folder: Path) -> list[Path]:
-    """Write the scalars of a run as it is at some moments, one after the other: each number once."""
+def follow_tensorboard(stages: Iterable[RunData], folder: Path) -> list[Path]:
+    """Write the scalars of a run that is read again and again while it goes on; each number is written once.
+
+    Returns
+    -------
+    The event files that are new.
+    """
     try:
         from tensorboardX import SummaryWriter
     except ImportError:
         raise MissingExtraError("TensorBoard event files", "export") from None
-    place, seen = folder / "tensorboard", set[tuple[str, int]]()
-    before = set(place.glob("events.*"))
-    with SummaryWriter(str(place)) as writer:
+    target = folder / "tensorboard"
+    written = set[tuple[str, int]]()
+    before = set(target.glob("events.*"))
+    with SummaryWriter(str(target)) as writer:
         for run in stages:
             for tag, step, value in scalars(run):
-                if (tag, step) not in seen:
+                if (tag, step) not in written:
                     writer.add_scalar(tag, value, step)
-                    seen.add((tag, step))
+                    written.add((tag, step))
             writer.flush()
-    return sorted(set(place.glob("events.*")) - before)
+    return sorted(set(target.glob("events.*")) - before)
 
 
-def scalars(run: Run) -> Iterator[tuple[str, int, float]]:
-    """Yield the tag, the step and the value of every number of a trace and of every point of a curve."""
+def scalars(run: RunData) -> Iterator[tuple[str, int, float]]:
+    """Yield tag, step and value of every number of the trace and every point of a curve."""
     for row in round_rows(run):
         for name, value in row.items():
             if name != "round" and value is not None:
@@ -88,7 +89,7 @@ def scalars(run: Run) -> Iterator[tuple[str, int, float]]:
             yield tag, point.step, point.loss
 
 
-FORMATS: dict[str, Callable[[Run, Path], list[Path]]] = {
+FORMATS: dict[str, Callable[[RunData, Path], list[Path]]] = {
     "csv": to_csv,
     "parquet": to_parquet,
     "tensorboard": to_tensorboard,

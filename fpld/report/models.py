@@ -1,92 +1,150 @@
-"""The models in a run's folder or a node's, with the tokenizer and the held-out text that belong to them."""
+"""Open the models in the folder of a run or a node, and evaluate them on a text."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fpld import students
-from fpld.data import ProbeSet, load_tokenizer
+from fpld.data import ProbeSet, encode_documents, load_tokenizer, read_documents
 from fpld.errors import InputError
-from fpld.federation.keep import ADOPTED, ALONE, BEST, OWN
-from fpld.federation.part import Part
-from fpld.federation.state import CHECKPOINT, read_student
-from fpld.federation.training import open_student
+from fpld.federation.state import read_student
+from fpld.node.spec import NodeSpec
+from fpld.node.training import open_student
+from fpld.protocol.weights import weights_digest
 from fpld.storage.arrays import read_arrays
 from fpld.storage.files import read_utf8
-from fpld.storage.folder import HELDOUT, RunFolder
+from fpld.storage.run_folder import (
+    ADOPTED_MODEL,
+    ALONE_MODEL,
+    BEST_STUDENT,
+    CHECKPOINT,
+    HELDOUT,
+    MAIN,
+    NODE_FILE,
+    NODE_SPEC,
+    OWN_MODEL,
+    PROBE,
+    STUDENT,
+    TOKENIZER,
+    RunFolder,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    import numpy as np
 
     from fpld.data import Tokenizer
     from fpld.students import Student
+    from fpld.types import Tokens
 
-PART, NODE_FILE = "part.json", "node.toml"
+_BASE_MODEL = "base-0.safetensors"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Models:
-    """Models by name, each opened when it is called; `length` is the context in which a run evaluates."""
+class SavedModels:
+    """The models of a folder, with their tokenizer and the held-out tokens of each node.
+
+    `models` maps a name to a function that opens the model. `length` is the context in which the run evaluates.
+    """
 
     models: Mapping[str, Callable[[], Student]]
     tokenizer: Tokenizer
     length: int
-    heldout: list[np.ndarray[Any, Any]]
+    heldout: list[Tokens]
 
     def open(self, name: str) -> Student:
-        """Open a model."""
+        """Open a model; raise InputError if the folder has none of that name."""
         if name not in self.models:
             raise InputError(f"the folder holds no model {name!r}: it has {', '.join(self.models) or 'none yet'}")
         return self.models[name]()
 
 
-def open_models(folder: Path) -> Models:
-    """Return the models of a run (student, best, base), or of a node (and of its own: own, alone)."""
+def open_models(folder: Path) -> SavedModels:
+    """Return the models of a run (student, best, base), or of a node (student, adopted, own, alone, base)."""
     if (folder / NODE_FILE).is_file():
-        return _of_node(folder)
+        return _node_models(folder)
     store = RunFolder(folder)
-    if not store.has("tokenizer.json") or not store.has("probe.json"):
+    if not store.has(TOKENIZER) or not store.has(PROBE):
         raise InputError(
             f"{folder} holds no models: give the folder of a run that has begun training, or a node's folder"
         )
-    names = {"student": "student.safetensors", "best": f"fpld/{BEST}", "base": "base-0.safetensors"}
-    found = {name: partial(open_student, folder / file) for name, file in names.items() if store.has(file)}
-    if "student" not in found and store.has(f"fpld/{CHECKPOINT}"):  # a run that goes on: as of its last closed round
-        found = {"student": partial(_of_checkpoint, folder)} | found
-    probe = ProbeSet.load(folder / "probe.json")
+    names = {"student": STUDENT, "best": f"{MAIN}/{BEST_STUDENT}", "base": _BASE_MODEL}
+    models = {name: partial(open_student, folder / file) for name, file in names.items() if store.has(file)}
+    if "student" not in models and store.has(f"{MAIN}/{CHECKPOINT}"):
+        # The run goes on: its student is that of the last closed round.
+        models = {"student": partial(_open_checkpoint, folder)} | models
+    probe = ProbeSet.load(folder / PROBE)
     texts = read_arrays(folder / HELDOUT)[0] if store.has(HELDOUT) else {}
     heldout = [texts[str(index)] for index in range(len(texts))]
-    tokenizer = load_tokenizer(folder / "tokenizer.json", vocab=probe.vocab)
-    return Models(found, tokenizer, probe.sequences.shape[1], heldout)
+    tokenizer = load_tokenizer(folder / TOKENIZER, vocab=probe.vocab)
+    return SavedModels(models, tokenizer, probe.sequences.shape[1], heldout)
 
 
-def _of_checkpoint(folder: Path) -> Student:
-    return open_student(folder / "base-0.safetensors", read_student(folder / "fpld" / CHECKPOINT))
+def _open_checkpoint(folder: Path) -> Student:
+    return open_student(folder / _BASE_MODEL, read_student(folder / MAIN / CHECKPOINT))
 
 
-def _of_node(folder: Path) -> Models:
+def _node_models(folder: Path) -> SavedModels:
     """Return the models of the last run in which a node has evaluated a student."""
-    runs = [path.parent for path in folder.glob(f"runs/*/{PART}") if (path.parent / "student.safetensors").is_file()]
+    runs = [path.parent for path in folder.glob(f"runs/*/{NODE_SPEC}") if (path.parent / STUDENT).is_file()]
     if not runs:
         raise InputError(f"{folder} has got no student yet: wait until its first round has ended")
-    run = max(runs, key=lambda each: (each / "student.safetensors").stat().st_mtime)
-    part, files = Part.parse(json.loads(read_utf8(run / PART))), folder / "files"
-    base = files / part.files.student
-    found: dict[str, Callable[[], Student]] = {"student": partial(_received, base, run / "student.safetensors")}
-    kept = {"adopted": run / ADOPTED, "own": run / OWN, "alone": run / ALONE, "base": base}
-    for name, file in kept.items():
+    run = max(runs, key=lambda each: (each / STUDENT).stat().st_mtime)
+    spec = NodeSpec.parse(json.loads(read_utf8(run / NODE_SPEC)))
+    files = folder / "files"
+    base = files / spec.files.student
+    models: dict[str, Callable[[], Student]] = {"student": partial(_open_received, base, run / STUDENT)}
+    saved = {"adopted": run / ADOPTED_MODEL, "own": run / OWN_MODEL, "alone": run / ALONE_MODEL, "base": base}
+    for name, file in saved.items():
         if file.is_file():
-            found[name] = partial(open_student, file)
+            models[name] = partial(open_student, file)
     heldout = read_arrays(run / "heldout.safetensors")[0]
-    tokenizer = load_tokenizer(files / part.files.tokenizer, vocab=ProbeSet.load(files / part.files.probe).vocab)
-    return Models(found, tokenizer, part.length, [heldout["0"]])
+    tokenizer = load_tokenizer(files / spec.files.tokenizer, vocab=ProbeSet.load(files / spec.files.probe).vocab)
+    return SavedModels(models, tokenizer, spec.length, [heldout["0"]])
 
 
-def _received(base: Path, file: Path) -> Student:
+def _open_received(base: Path, file: Path) -> Student:
     return open_student(base, students.read_state(file))
+
+
+def read_evaluation_texts(models: SavedModels, path: Path | None, field: str) -> list[Tokens]:
+    """Return a text as the models' tokens; without a path the held-out texts, one for each node."""
+    if path is not None:
+        return [encode_documents(read_documents(path, field=field), models.tokenizer)]
+    if not models.heldout:
+        raise InputError("--data must be given: the held-out texts are with the nodes, not in this folder")
+    return models.heldout
+
+
+def evaluate_models(models: SavedModels, texts: Sequence[Tokens], length: int) -> list[dict[str, Any]]:
+    """Return a row for each model: nats per token, averaged over the texts, bits per byte and perplexity.
+
+    `length` is the tokens of a context.
+    """
+    tokens = sum(len(text) for text in texts)
+    size = sum(models.tokenizer.text_bytes(text) for text in texts)
+    rows = []
+    losses = dict[str, float]()
+    for name in models.models:
+        student = models.open(name)
+        # The best student is often the last one, too: equal weights are evaluated once.
+        digest = weights_digest(student.state())
+        if digest not in losses:
+            sums = [student.loss(text, length) for text in texts]
+            losses[digest] = sum(nats / count for nats, count in sums) / len(sums)
+        loss = losses[digest]
+        rows.append(
+            {
+                "model": name,
+                "loss": loss,
+                "bits_per_byte": loss * tokens / size / math.log(2),
+                "perplexity": math.exp(loss),
+                "tokens": tokens,
+                "bytes": size,
+            }
+        )
+    return rows

@@ -1,7 +1,8 @@
-"""Pages: one self-contained file for one or more runs. Everything that came from outside is escaped.
+"""Render pages: one self-contained HTML file for one or more runs.
 
-A page contains its style and its scripts and loads nothing: its policy allows the scripts that are in it, by their
-hashes, and nothing else. So markup that escaping missed would not run.
+A page contains its style and its scripts and loads nothing. Templates escape everything that came from outside. The
+content security policy allows only the scripts in the page, by their hashes, so markup that escaping missed would not
+run.
 """
 
 from __future__ import annotations
@@ -21,52 +22,51 @@ if TYPE_CHECKING:
 
     from jinja2 import Environment
 
-    from fpld.report.runs import Run
+    from fpld.report.run import RunData
 
-LIBRARIES = ("vendor/d3.min.js", "vendor/plot.umd.min.js")
-SCRIPTS = (*LIBRARIES, "charts.js", "tables.js")
+SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "charts.js", "tables.js")
 
 
-def report_page(runs: Sequence[Run]) -> str:
+def report_page(runs: Sequence[RunData]) -> str:
     """Return the page of one run, or of several side by side."""
-    parts = [comparison(runs)] if len(runs) > 1 else []
+    parts = [comparison_section(runs)] if len(runs) > 1 else []
     parts += [run_section(run, f"run-{i}") for i, run in enumerate(runs)]
     title = "Report of a run" if len(runs) == 1 else f"Report of {len(runs)} runs"
-    return page(title, f"fpld {__version__}: federated probe-logit distillation", "\n".join(parts))
+    return render_page(title, f"fpld {__version__}: federated probe-logit distillation", "\n".join(parts))
 
 
-def run_section(run: Run, key: str) -> str:
-    """Return the part of a page that shows a run, finished or not; `key` begins the ids of its tables."""
+def run_section(run: RunData, key: str) -> str:
+    """Return the part of a page that shows a run, finished or not; `key` is the prefix of its tables' ids."""
     continuations = tables.continuation_rows(run)
-    return environment().get_template("run.html.j2").render(
+    return template_environment().get_template("run.html.j2").render(
         run=run,
         id=key,
-        tiles=tables.tiles(run),
+        tiles=tables.summary_tiles(run),
         charts=run_charts(run),
-        nodes=tables.filled(tables.node_rows(run)),
+        nodes=tables.drop_empty_columns(tables.node_rows(run)),
         privacy=[row.model_dump() for row in run.privacy],
         continuations=[row for row in continuations if row["round"] == continuations[0]["round"]],
         earlier=[row for row in continuations if row["round"] != continuations[0]["round"]],
         incidents=tables.incident_rows(run),
         results=tables.result_rows([run]),
-        rounds=tables.filled(tables.round_rows(run)),
-        allocation=tables.filled(tables.allocation_rows(run)),
+        rounds=tables.drop_empty_columns(tables.round_rows(run)),
+        allocation=tables.drop_empty_columns(tables.allocation_rows(run)),
     )  # fmt: skip
 
 
-def comparison(runs: Sequence[Run]) -> str:
-    """Return the part of a page that shows runs side by side."""
-    return environment().get_template("comparison.html.j2").render(
+def comparison_section(runs: Sequence[RunData]) -> str:
+    """Return the part of a page that compares runs."""
+    return template_environment().get_template("comparison.html.j2").render(
         charts=comparison_charts(runs), results=tables.result_rows(runs), differences=tables.difference_rows(runs)
     )  # fmt: skip
 
 
-def page(title: str, subtitle: str, body: str) -> str:
-    """Return a whole page around sections that templates have rendered."""
+def render_page(title: str, subtitle: str, body: str) -> str:
+    """Return a whole page around a body that templates have rendered."""
     from markupsafe import Markup
 
     scripts = [asset(name) for name in (*SCRIPTS, "report.js")]
-    template = environment().get_template("page.html.j2")
+    template = template_environment().get_template("page.html.j2")
     return template.render(
         title=title,
         subtitle=subtitle,
@@ -77,8 +77,8 @@ def page(title: str, subtitle: str, body: str) -> str:
     )
 
 
-def environment() -> Environment:
-    """Return the templates' environment: escapes everything."""
+def template_environment() -> Environment:
+    """Return the environment of the templates, which escapes everything."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
@@ -111,13 +111,12 @@ def _cell(value: Any, name: str = "") -> str:
 
 
 def _attributes(value: Any) -> Any:
-    """Return the attributes of a number's cell: its class, and the value to sort by and to copy."""
+    """Return the attributes of a cell; a number has its class, and the value to sort by and to copy."""
     from markupsafe import Markup
 
     if value == tables.RISES:
         return Markup(' class="bad"')
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return Markup(' class="number" data-value="{}"').format(value) if number else ""
+    return Markup(' class="number" data-value="{}"').format(value) if _is_number(value) else ""
 
 
 def _heading(name: str) -> str:
@@ -125,6 +124,8 @@ def _heading(name: str) -> str:
 
 
 def _numeric(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return all(
-        row[name] is None or (isinstance(row[name], int | float) and not isinstance(row[name], bool)) for row in rows
-    )
+    return all(row[name] is None or _is_number(row[name]) for row in rows)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,10 +1,12 @@
-"""The same configuration with several seeds: means, standard errors, and paired differences to the federation."""
+"""Summarize runs of one configuration with several seeds: means, standard errors, paired differences."""
 
 from __future__ import annotations
 
 import math
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
+
+from fpld.storage.run_folder import MAIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,20 +15,20 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-OURS, BEST = "fpld", "best node alone"
-_LEVELS = ("base", BEST, "ensemble")  # drawn as levels: they send nothing, or cannot be sent
+_BEST_ALONE = "best node alone"
+_LEVELS = ("base", _BEST_ALONE, "ensemble")  # methods that send nothing, or that cannot be sent
 
 
-def summarize(results: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
-    """Return a row for each method that all seeds have: mean loss over the seeds with its standard error, mean bytes.
+def summarize_seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+    """Return a row for each method that all seeds have: its mean loss with the standard error, and mean bytes.
 
-    `behind` is by how much the method's loss is above the federation's, seed by seed: a mean with its standard error.
-    `windows_se` is the standard error with windows of held-out text as units, where all runs know theirs.
+    `behind` is the mean over the seeds of how far the method's loss is above the federation's, `behind_se` its standard
+    error. `windows_se` is the standard error with windows of held-out text as units, where all runs have it.
 
     >>> runs = [[{"method": "fpld", "heldout_loss": 3.0, "uplink_bytes": 8, "downlink_bytes": 0},
     ...          {"method": "fedavg", "heldout_loss": loss, "uplink_bytes": 9, "downlink_bytes": 0}]
     ...         for loss in (3.1, 3.3)]
-    >>> row = summarize(runs)[1]
+    >>> row = summarize_seeds(runs)[1]
     >>> row["method"], round(row["behind"], 6), round(row["behind_se"], 6)
     ('fedavg', 0.2, 0.1)
     """
@@ -36,13 +38,15 @@ def summarize(results: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
 
 
 def _with_best(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    lone = [row for row in rows if row["method"].startswith("alone: ")]
-    return [*rows, *([{**min(lone, key=lambda row: row["heldout_loss"]), "method": BEST}] if lone else [])]
+    alone = [row for row in rows if row["method"].startswith("alone: ")]
+    if not alone:
+        return list(rows)
+    return [*rows, {**min(alone, key=lambda row: row["heldout_loss"]), "method": _BEST_ALONE}]
 
 
 def _row(method: str, tables: Sequence[Mapping[str, Mapping[str, Any]]]) -> Row:
     losses = [table[method]["heldout_loss"] for table in tables]
-    behind = [table[method]["heldout_loss"] - table[OURS]["heldout_loss"] for table in tables]
+    behind = [table[method]["heldout_loss"] - table[MAIN]["heldout_loss"] for table in tables]
     return {
         "method": method,
         "heldout_loss": mean(losses),
@@ -60,26 +64,27 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _pooled(errors: Sequence[float | None]) -> float | None:
-    """Return the standard error of a mean of differences that have these."""
-    known = [error for error in errors if error is not None]
-    return math.hypot(*known) / len(known) if known and len(known) == len(errors) else None
+    """Return the standard error of the mean of independent values with these errors; None if one is missing."""
+    present = [error for error in errors if error is not None]
+    return math.hypot(*present) / len(present) if present and len(present) == len(errors) else None
 
 
-def draw(rows: Sequence[Row], figure: FigureBase) -> None:
-    """Draw mean loss against uplink: every method as a point, and what sends nothing as a level.
+def draw_summary(rows: Sequence[Row], figure: FigureBase) -> None:
+    """Draw mean loss against uplink: every method as a point, one that sends nothing as a level.
 
-    Bars are standard errors of the difference to the federation, seed by seed: seeds differ in their texts by far more.
+    Bars are standard errors of the paired difference to the federation: between seeds, the texts differ by far more.
     """
     axes = figure.subplots()
     points = [row for row in rows if row["method"] not in _LEVELS and row["uplink_bytes"]]
     families = list(dict.fromkeys(row["method"].partition(",")[0] for row in points))
     for index, family in enumerate(families):
-        own = sorted((row for row in points if row["method"].partition(",")[0] == family), key=_bytes)
+        members = [row for row in points if row["method"].partition(",")[0] == family]
+        members.sort(key=lambda row: row["uplink_bytes"])
         axes.errorbar(
-            [_bytes(row) / 1e6 for row in own],
-            [row["heldout_loss"] for row in own],
-            [row["behind_se"] for row in own],
-            fmt="o-" if len(own) > 1 else "o",
+            [row["uplink_bytes"] / 1e6 for row in members],
+            [row["heldout_loss"] for row in members],
+            [row["behind_se"] for row in members],
+            fmt="o-" if len(members) > 1 else "o",
             label=family,
             color=f"C{index}",
             capsize=3,
@@ -92,7 +97,3 @@ def draw(rows: Sequence[Row], figure: FigureBase) -> None:
     axes.set_ylabel("held-out loss (nats per token),\nbars: s.e. of the difference to fpld")
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-
-
-def _bytes(row: Row) -> int:
-    return int(row["uplink_bytes"])

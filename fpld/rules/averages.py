@@ -1,4 +1,4 @@
-"""Averages of logits: the plain mean, and the one that weighs by precision."""
+"""Averages of logits: the mean of Algorithm 1, and the mean weighted by precision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.rules.base import Traits
+from fpld.rules.base import RuleTraits
 
 if TYPE_CHECKING:
     from fpld.rules.base import Accumulator
@@ -19,12 +19,12 @@ class Mean:
     """Average coordinate by coordinate: line 9 of Algorithm 1."""
 
     @property
-    def traits(self) -> Traits:
-        """Return what the rule is and needs."""
-        return Traits()
+    def traits(self) -> RuleTraits:
+        """Return the traits of this rule."""
+        return RuleTraits()
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
-        """Begin with a block."""
+        """Return an accumulator for a block of contexts."""
         return _Mean(shape)
 
 
@@ -46,31 +46,31 @@ class _Mean:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Average with weights 1 / variance; where nodes have none, they share the result among themselves.
+    """Average with weights 1 / variance; where some nodes have no variance, the result is the mean of those.
 
-    A variance follows from what a node says of itself, so it is held to at least the median node's (of an even number,
-    the lower): noisy nodes count for less than it, but none counts for more, whatever it claims.
+    A variance follows from what a node reports, so it is floored at the median node's (of an even number, the lower).
+    Noisy nodes have less weight than that one, but none has more, whatever it claims.
 
     >>> from fpld.rules import combine
     >>> from fpld.types import Decoded
-    >>> none = np.zeros((1, 1))
+    >>> zero = np.zeros((1, 1))
     >>> pairs = [(0.0, 1.0), (3.0, 2.0)]
-    >>> combine(PRECISION, [Decoded(np.array([[x]]), np.array([[v]]), none) for x, v in pairs]).tolist()
+    >>> combine(PRECISION, [Decoded(np.array([[x]]), np.array([[v]]), zero) for x, v in pairs]).tolist()
     [[1.0]]
     """
 
     @property
-    def traits(self) -> Traits:
-        """Return what the rule is and needs."""
-        return Traits(needs_all=True)
+    def traits(self) -> RuleTraits:
+        """Return the traits of this rule."""
+        return RuleTraits(needs_all=True)
 
-    def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the form of all rules
-        """Begin with a block."""
+    def start(self, shape: tuple[int, int]) -> Accumulator:  # noqa: ARG002  # the signature of all rules
+        """Return an accumulator for a block of contexts."""
         return _Precision()
 
 
 class _Precision:
-    """Hold all nodes of a block: the median of their variances is known only at the end."""
+    """Hold all nodes of a block: the median of their variances follows from all of them."""
 
     def __init__(self) -> None:
         self._values: list[Reals] = []
@@ -81,7 +81,8 @@ class _Precision:
         self._variances.append(np.array(np.broadcast_to(decoded.variance, decoded.values.shape)))
 
     def result(self) -> Reals:
-        values, variances = np.stack(self._values), np.stack(self._variances)
+        values = np.stack(self._values)
+        variances = np.stack(self._variances)
         floored = np.maximum(variances, np.sort(variances, axis=0)[(len(variances) - 1) // 2])
         exact = floored == 0
         weights = np.where(exact.any(axis=0), exact, 1 / np.where(exact, 1, floored))
@@ -89,4 +90,5 @@ class _Precision:
         return result
 
 
-MEAN, PRECISION = Mean(), Precision()
+MEAN = Mean()
+PRECISION = Precision()

@@ -1,4 +1,8 @@
-"""The contract of a rule: an accumulator that takes a block of contexts node by node."""
+"""The contract of rules: an accumulator takes a block of contexts node by node.
+
+A rule sees decoded logits only. One that audits (`AuditingRule`) is given an `Audit` of the whole round first: the
+nodes' inner products, from which it computes each node's trust.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +21,34 @@ if TYPE_CHECKING:
 
 
 class Accumulator(Protocol):
-    """A rule at work on a block of contexts."""
+    """Combine one block of contexts."""
 
     def add(self, decoded: Decoded) -> None:
-        """Take in a node; what it holds may change after the call."""
+        """Add a node; the caller may change its arrays after the call."""
         ...
 
     def result(self) -> Reals:
-        """Return the combined logits [n, V] of all nodes that were taken in."""
+        """Return the combined logits [n, V] of all nodes that were added."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class RuleTraits:
     """State what a rule is and needs.
 
-    `needs_all`: an accumulator holds all nodes of a block at once: then blocks are smaller. Other rules need memory for
-    one block, however many nodes there are. `least_nodes`: so many nodes must answer in a round. `audits`: it is a
-    `Judge`. `trims`: it has a count `trim` that its user may choose. `weights`: how much each node counts, where that
-    is known beforehand.
+    Parameters
+    ----------
+    needs_all
+        An accumulator holds all nodes of a block at once, so blocks are smaller. Other rules need memory for one block,
+        however many nodes there are.
+    least_nodes
+        So many nodes must answer in a round.
+    audits
+        The rule is an `AuditingRule`.
+    trims
+        The rule has a field `trim` that its user may choose.
+    weights
+        The weight of each node, where it does not depend on the logits.
     """
 
     needs_all: bool = False
@@ -49,33 +62,33 @@ class Rule(Protocol):
     """Combine the nodes' decoded logits."""
 
     @property
-    def traits(self) -> Traits:
-        """Return what the rule is and needs."""
+    def traits(self) -> RuleTraits:
+        """Return the traits of this rule."""
         ...
 
     def start(self, shape: tuple[int, int]) -> Accumulator:
-        """Begin with a block of n contexts, `shape` = (n, V)."""
+        """Return an accumulator for a block of n contexts, `shape` = (n, V)."""
         ...
 
 
-class Judge(Rule, Protocol):
-    """A rule that is given an audit of a whole round before it combines, and remembers its verdicts over rounds."""
+class AuditingRule(Rule, Protocol):
+    """A rule that is given an audit of a whole round before it combines; trust is kept over rounds."""
 
-    def judge(self, audit: Audit, before: Floats | None = None) -> Floats:
-        """Return the nodes' trust [K], given what it was before."""
+    def trust(self, audit: Audit, before: Floats | None = None) -> Floats:
+        """Return the nodes' trust [K] after this round, from what it was before."""
         ...
 
-    def weighing(self, trust: Floats) -> Rule:
-        """Return the rule that combines nodes which are trusted so far."""
+    def with_trust(self, trust: Floats) -> Rule:
+        """Return the rule that combines nodes by this trust."""
         ...
 
 
 class Audit(NamedTuple):
-    """Hold the nodes' inner products [K, K]: the mean over contexts, and those of their means over contexts.
+    """Hold the nodes' inner products [K, K]: `each` averaged over contexts, `whole` of their means over contexts.
 
-    They are of probabilities, or of what these add to a prior that all share. `gains` [K] are the products with what
-    followed the contexts in the public text, less the prior: they say how much a node's labels are worth there. They
-    are None where that is not known.
+    They are of probabilities, or of their differences to a prior that all share. `gains` [K] are the mean products with
+    the tokens that follow in the public text, less the prior: how well a node predicts them. Without such tokens they
+    are None.
     """
 
     each: Floats
@@ -85,17 +98,17 @@ class Audit(NamedTuple):
 
 def probabilities(decoded: Decoded) -> Reals:
     """Return a node's probabilities [n, V]: the codec's own unbiased ones, where it has them."""
-    if decoded.chances is not None:
-        return decoded.chances
+    if decoded.probabilities is not None:
+        return decoded.probabilities
     values = decoded.values
     return softmax(values - np.asarray(decoded.bias, values.dtype), values.dtype)
 
 
-def configured(rule: Rule, *, trim: int | None) -> Rule:
-    """Return a rule with the count that its user chose, where it has one.
+def with_trim(rule: Rule, *, trim: int | None) -> Rule:
+    """Return a rule with the `trim` of the configuration; only the rule 'trimmed' has one.
 
     >>> from fpld.rules import TRIMMED
-    >>> configured(TRIMMED, trim=2)
+    >>> with_trim(TRIMMED, trim=2)
     Trimmed(trim=2)
     """
     if trim is None:
@@ -106,24 +119,25 @@ def configured(rule: Rule, *, trim: int | None) -> Rule:
 
 
 def combine(rule: Rule, replies: Iterable[Decoded]) -> Reals:
-    """Return what a rule makes of all nodes' decoded blocks of the same contexts.
+    """Combine all nodes' decoded blocks of the same contexts by a rule.
 
     >>> from fpld.rules import MEAN
     >>> from fpld.types import Decoded
-    >>> none = np.zeros((1, 1))
-    >>> combine(MEAN, [Decoded(np.array([[value]]), none, none) for value in (1.0, 3.0)]).tolist()
+    >>> zero = np.zeros((1, 1))
+    >>> combine(MEAN, [Decoded(np.array([[value]]), zero, zero) for value in (1.0, 3.0)]).tolist()
     [[2.0]]
     """
-    work, shape = None, (0, 0)
+    accumulator = None
+    shape = (0, 0)
     for reply in replies:
-        if work is None:
+        if accumulator is None:
             shape = _shape(reply)
-            work = rule.start(shape)
+            accumulator = rule.start(shape)
         _check(reply, shape)
-        work.add(reply)
-    if work is None:
+        accumulator.add(reply)
+    if accumulator is None:
         raise InputError("replies must hold at least one node, got none")
-    return work.result()
+    return accumulator.result()
 
 
 def _shape(reply: Decoded) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Arrays as bytes in the safetensors format: eight bytes with the header's length, a JSON header, then raw arrays.
 
 The `safetensors` package parses, and checks that every array's place follows from its shape and the file's length.
-Nothing in a file is ever executed. Writing is done here: the package writes metadata in an order that changes from
-call to call, and what is sent is named by its digest, so the same arrays must give the same bytes. A file carries a
-digest over everything in it: a disk that changes a bit is found out.
+Nothing in a file is ever executed. Writing is done here, since the package writes metadata in an order that changes
+from call to call: messages are named by their digest, so the same arrays must give the same bytes. A file carries a
+digest over everything in it, so that a bit changed by a disk is detected.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ from safetensors import SafetensorError, deserialize
 from fpld.errors import InputError
 from fpld.storage.files import write_atomic
 
-# The header of a student has a few kB; a file that claims more is refused before anything is allocated for it.
-MAX_HEADER = 1 << 20
+# The header of a student has a few kB; a file that claims more is refused before memory is allocated for it.
+MAX_HEADER_BYTES = 1 << 20
 _DIGEST = "digest"
 _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
@@ -44,17 +44,27 @@ def write_arrays(path: str | Path, arrays: dict[str, np.ndarray], metadata: dict
 
 
 def read_arrays(path: str | Path, *, sealed: bool = False) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Read (arrays, metadata) from `path`; a file that is not whole and consistent raises InputError.
+    """Read (arrays, metadata) from a file.
 
-    A file that another program wrote has no digest; `sealed` says that this one must have one.
+    Parameters
+    ----------
+    sealed
+        Refuse a file without a digest, such as another program writes.
+
+    Raises
+    ------
+    InputError
+        If the file is not whole and consistent.
     """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path}: must be a model file, but cannot be read: {error.strerror}") from error
     arrays, metadata = parse_arrays(data, str(path))
-    said = metadata.pop(_DIGEST, None)
-    if said != (_digest(arrays, metadata) if said is not None or sealed else None):
+    digest = metadata.pop(_DIGEST, None)
+    if digest is None and not sealed:
+        return arrays, metadata
+    if digest != _digest(arrays, metadata):
         raise InputError(f"{path} is damaged: its digest does not match its content; copy or make the file again")
     return arrays, metadata
 
@@ -62,7 +72,8 @@ def read_arrays(path: str | Path, *, sealed: bool = False) -> tuple[dict[str, np
 def _parts(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> list[bytes]:
     """Return the bytes of a file in pieces: the header's length, the header, each array."""
     header: dict[str, Any] = {"__metadata__": metadata}
-    parts, offset = [], 0
+    parts = []
+    offset = 0
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
         dtype = _NAMES.get(array.dtype.newbyteorder("<"))
@@ -77,8 +88,8 @@ def _parts(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> list[byte
         offset += len(parts[-1])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
-    if len(text) > MAX_HEADER:
-        raise InputError(f"names, shapes and metadata must take at most {MAX_HEADER} bytes, got {len(text)}")
+    if len(text) > MAX_HEADER_BYTES:
+        raise InputError(f"names, shapes and metadata must take at most {MAX_HEADER_BYTES} bytes, got {len(text)}")
     return [len(text).to_bytes(8, "little"), text, *parts]
 
 
@@ -91,7 +102,7 @@ def _digest(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> str:
 
 
 def parse_arrays(data: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Parse the bytes of a file or message that is called `what`; anything unsound raises InputError."""
+    """Parse the bytes of a file or message; `what` names it in an InputError."""
     try:
         return _parse(data)
     except (SafetensorError, ValueError, OverflowError, RecursionError, TypeError, LookupError) as error:
@@ -102,7 +113,7 @@ def parse_arrays(data: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[st
 
 def _parse(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > MAX_HEADER or len(data) < 8 + size:
+    if len(data) < 8 or size > MAX_HEADER_BYTES or len(data) < 8 + size:
         raise ValueError(f"its header does not fit: {size} bytes announced, {max(len(data) - 8, 0)} there")
     arrays = {name: _array(name, entry) for name, entry in deserialize(data)}
     # `deserialize` has checked the header, and that metadata is text, but does not return it.

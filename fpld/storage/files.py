@@ -10,21 +10,21 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fpld.errors import InputError, StorageError, ran_out
+from fpld.errors import InputError, StorageError, exhausted_resource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-TEMPORARY = ".fpld-"
-"""How the name of a half-written file begins, and of no other file."""
+TEMPORARY_PREFIX = ".fpld-"
+"""The prefix of half-written files, and of no others."""
 
 
 def write_atomic(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a reader sees the old file or the whole new one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.name}.")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY_PREFIX}{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
@@ -40,14 +40,14 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise storage_error(path, error) from error
 
 
-def keep(path: Path, previous: Path) -> None:
-    """Let a file have a second name, in place of what had that name; it is there under its own name all the time."""
-    temporary = path.with_name(f"{TEMPORARY}{previous.name}.kept")
+def keep_copy(path: Path, previous: Path) -> None:
+    """Replace the file `previous` by a second name of the file `path`, which stays in its place all the time."""
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{previous.name}.kept")
     try:
         temporary.unlink(missing_ok=True)
         try:
             temporary.hardlink_to(path)
-        except OSError:  # a file system without links
+        except OSError:  # a file system without hard links
             write_atomic(temporary, path.read_bytes())
         temporary.replace(previous)
         _sync_folder(path.parent)
@@ -56,22 +56,22 @@ def keep(path: Path, previous: Path) -> None:
 
 
 def remove_half_written(folder: Path) -> None:
-    """Delete what writes that were cut off have left; folders in it that hold a run of their own are left alone."""
+    """Delete the files of interrupted writes in a folder, except in subfolders that hold another run."""
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not (Path(place) / name / "lock").exists()]
         for name in files:
             leftover = Path(place) / name
-            if name.startswith(TEMPORARY) and leftover.is_file() and not leftover.is_symlink():
+            if name.startswith(TEMPORARY_PREFIX) and leftover.is_file() and not leftover.is_symlink():
                 leftover.unlink()
 
 
 def write_shared(path: Path, content: str) -> None:
-    """Write a text for others to read, such as a page: atomically, with the permissions of new files here."""
+    """Write a text for other users to read, atomically and with the permissions that the umask gives."""
     write_shared_bytes(path, content.encode())
 
 
 def write_shared_bytes(path: Path, content: bytes) -> None:
-    """Write a file for others to read, as `write_shared` does."""
+    """Write a file for other users to read, as `write_shared` does."""
     write_atomic(path, content)
     mask = os.umask(0)
     os.umask(mask)
@@ -88,9 +88,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for a failed write: its cause, and that earlier files are intact."""
-    found = ran_out(error)
-    if found is not None:
-        return StorageError(f"{path}: {found.what}; what was written before is intact: {found.remedy}")
+    resource = exhausted_resource(error)
+    if resource is not None:
+        return StorageError(f"{path}: {resource.what}; what was written before is intact: {resource.remedy}")
     return StorageError(f"{path} cannot be written ({error.strerror or error}); what was written before is intact")
 
 
@@ -115,7 +115,7 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise InputError(f"{path} does not exist: give the path of an existing file or folder") from None
     except OSError as error:
-        if ran_out(error) is not None:  # of this machine, and nothing is wrong with the file
+        if exhausted_resource(error) is not None:  # of this machine, and nothing is wrong with the file
             raise storage_error(path, error) from error
         raise InputError(f"{path} cannot be read ({error.strerror}): check its type and permissions") from error
 
@@ -143,6 +143,6 @@ def read_json(path: Path, kind: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} must hold JSON of format {kind!r}: {error}") from None
     if not isinstance(value, dict) or value.get("format") != kind:
-        found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise InputError(f"{path} must hold a JSON object of format {kind!r}, got {found!r}")
+        actual = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise InputError(f"{path} must hold a JSON object of format {kind!r}, got {actual!r}")
     return value

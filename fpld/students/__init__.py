@@ -1,19 +1,23 @@
 """Students: language models behind one contract, so that the protocol does not know which it trains.
 
-`NGram` needs NumPy only. `fpld.students.transformer` needs PyTorch, and is imported only when asked for.
+`NGram` needs NumPy only, other kinds need PyTorch. All are imported when they are first used.
 """
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld import registry
 from fpld.errors import InputError
-from fpld.rules.target import Target
 from fpld.storage.arrays import read_arrays, write_arrays
 from fpld.students.base import Student
-from fpld.students.ngram import NGram, NGramConfig
-from fpld.students.targets import divergence
+from fpld.students.heldout import divergence
+from fpld.target import Target
+
+if TYPE_CHECKING:
+    from fpld.students.ngram import NGram, NGramConfig
 
 
 def student_class(kind: str) -> type[Student]:
@@ -40,9 +44,15 @@ def read_state(path: str | Path) -> dict[str, np.ndarray]:
     return read_arrays(path)[0]
 
 
-def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | Path, **said: str) -> None:
+def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | Path, **metadata: str) -> None:
     """Write a student with these parameters, of the kind and configuration of the one in the file `like`."""
-    write_arrays(path, state, {**read_arrays(like)[1], **said})
+    write_arrays(path, state, {**read_arrays(like)[1], **metadata})
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("NGram", "NGramConfig"):
+        return getattr(import_module("fpld.students.ngram"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

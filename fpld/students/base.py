@@ -1,45 +1,53 @@
 """The contract of a student: a language model that can be fine-tuned, asked for logits and distilled.
 
-A student works on token ids. A text is a stream of them, `tokens` [n]; a probe set is `sequences` [S, T], in
-which *every position is a context*: row s*T + t of the logits [S*T, V] is about the token that follows
-sequences[s, :t+1]. So one pass over a sequence answers T contexts.
+A student works on token ids. A text is a stream of them, `tokens` [n]; a probe set is `sequences` [S, T], in which
+*every position is a context*: row s*T + t of the logits [S*T, V] is about the token that follows sequences[s, :t+1].
+So one pass over a sequence answers T contexts.
 
-A student is deterministic: the same calls with the same seeds give the same bits on the same machine (with
-one thread). It keeps nothing between calls but its parameters, so `state()` is a checkpoint.
+A student is deterministic: the same calls with the same seeds give the same bits on the same machine (with one thread).
+It keeps nothing between calls but its parameters, so `state()` is a checkpoint.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
 
 import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import log_sum_exp
-from fpld.pace import Pace
-from fpld.privacy.text import PADDING
-from fpld.rules.target import Target
+from fpld.privacy.sampling import PADDING
+from fpld.progress import LoopProgress
 from fpld.storage.arrays import read_arrays, write_arrays
-from fpld.students.checks import check_count, check_finite, check_sequences, check_target, check_tokens, check_training
-from fpld.students.predictor import Predictor
+from fpld.students.checks import (
+    ParameterError,
+    check_count,
+    check_finite,
+    check_sequences,
+    check_tokens,
+    check_training,
+    check_weight,
+)
+from fpld.target import Target, as_target
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
     from fpld.data import Tokenizer
-    from fpld.privacy import Chance, Mechanism, PrivateText
+    from fpld.privacy import Mechanism, PrivateText, RandomSource
+    from fpld.target import Target
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Distillation:
-    """State how a student is distilled; the fields are the arguments of `Student.distill`."""
+class DistillOptions(TypedDict, total=False):
+    """The optional settings of `Student.distill`."""
 
-    steps: int
-    seed: int
     rate: float | None
     batch: int | None
     average: float
@@ -48,22 +56,73 @@ class Distillation:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PrivateTraining:
-    """State how a student is trained privately; the fields are the arguments of `Student.finetune_privately`."""
+class Distillation:
+    """How a student is distilled.
 
-    text: "PrivateText"
-    mechanism: "Mechanism"
+    Parameters
+    ----------
+    steps, seed
+        The number of minibatches, and the seed that draws them.
+    rate, batch
+        Replace the learning rate and the minibatch size of the student's configuration.
+    average
+        The share of the last steps over which the parameters are averaged at the end; 0 takes the last ones.
+    public, public_weight
+        With a weight above 0 each step adds that multiple of the cross entropy of a minibatch of the public text.
+    """
+
     steps: int
-    chance: "Chance"
+    seed: int
+    rate: float | None = None
+    batch: int | None = None
+    average: float = 0.0
+    public: np.ndarray | None = None
+    public_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_training(self.steps, self.seed, self.rate)
+        if self.batch is not None:
+            check_count("batch", self.batch, 1)
+        if not 0 <= self.average <= 1:
+            raise ParameterError("average", f"must be a share of the steps, from 0 to 1, got {self.average!r}")
+        check_weight("public_weight", self.public_weight)
+        if self.public_weight > 0 and self.public is None:
+            raise ParameterError("public", "must be a text when public_weight > 0, got None; pass its tokens")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PrivateTraining:
+    """How a student is trained privately; the fields are the arguments of `Student.finetune_privately`."""
+
+    text: PrivateText
+    mechanism: Mechanism
+    steps: int
+    random: RandomSource
     rate: float | None
+
+
+class Predictor:
+    """Predict sequences [S, T] with a student that does not change meanwhile, a few at a time.
+
+    The same sequences are predicted in every round or epoch: kinds of students with costly lower layers have a
+    predictor that keeps hidden states.
+    """
+
+    def __init__(self, student: Student, sequences: np.ndarray) -> None:
+        self.student = student
+        self.sequences = sequences
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """Return the logits [B*T, V] of the sequences with the numbers `rows` [B]."""
+        return self.student.logits(self.sequences[rows])
 
 
 class Student(ABC):
     """A language model over `vocab` token ids, with parameters that can be sent, averaged and stored.
 
-    A new kind of student adds the abstract methods below and a frozen dataclass as `Config`, with at least
-    `vocab` (0 until it is known) and the number of `parameters`; the rest, with its checks, is here. Public
-    methods validate; those with an underscore trust their arguments.
+    A new kind of student implements the abstract methods below and has a frozen dataclass as `Config`, with at least
+    `vocab` (0 until it is known) and the number of `parameters`. Public methods validate; those with an underscore
+    trust their arguments.
     """
 
     kind: ClassVar[str]
@@ -102,8 +161,8 @@ class Student(ABC):
         """Train as `finetune` says, with arguments that it has checked."""
 
     @abstractmethod
-    def _distill(self, sequences: np.ndarray, target: Target, reference: "Student | None", how: Distillation) -> float:
-        """Train as `distill` says; a relative target comes with a reference, a student that does not change."""
+    def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
+        """Train as `distill` says; a relative target comes with a reference student, which does not change."""
 
     def _finetune_privately(self, how: PrivateTraining) -> float:  # noqa: ARG002  # for kinds that can
         """Train as `finetune_privately` says, with arguments that it has checked."""
@@ -118,7 +177,7 @@ class Student(ABC):
 
     @property
     def place(self) -> str:
-        """Return where and in which precision it is computed, for a person."""
+        """Return the device and the precision, for people to read."""
         return "on cpu in float32"
 
     @property
@@ -138,22 +197,24 @@ class Student(ABC):
         return self._blocks(sequences, max(1, rows // sequences.shape[1]))
 
     def _blocks(self, sequences: np.ndarray, size: int) -> Iterator[np.ndarray]:
-        pace = Pace("computing logits", len(sequences), "sequence", tokens=sequences.shape[1])
+        progress = LoopProgress("computing logits", len(sequences), "sequence", tokens=sequences.shape[1])
         for start in range(0, len(sequences), size):
             some = sequences[start : start + size]
             yield self._block(some)
-            pace.add(len(some))
+            progress.add(len(some))
 
     def predictor(self, sequences: np.ndarray) -> Predictor:
-        """Return what predicts these sequences as long as the student stays as it is."""
+        """Return a predictor of these sequences, valid as long as the student does not change."""
         return Predictor(self, check_sequences(sequences, self.vocab, self.longest))
 
     def logits(self, sequences: np.ndarray) -> np.ndarray:
         """Return the logits [S*T, V] for every position of the sequences [S, T], float32."""
         blocks = self.logit_blocks(sequences)
         count, length = np.shape(sequences)
-        out, start = np.empty((count * length, self.vocab), np.float32), 0
-        for block in blocks:  # one copy in memory at any time, and one block
+        out = np.empty((count * length, self.vocab), np.float32)
+        start = 0
+        # Filled block by block, so that no second copy of all logits is held.
+        for block in blocks:
             out[start : start + len(block)] = block
             start += len(block)
         return out
@@ -172,12 +233,12 @@ class Student(ABC):
         tokens = check_tokens(tokens, self.vocab, length + 1)
         count = len(tokens) - 1
         whole = count // length * length
-        found: list[np.ndarray] = []
+        nats: list[np.ndarray] = []
         for start, stop in ((0, whole), (whole, count)):
             if start < stop:
                 width = length if start == 0 else stop - start
-                found += self._nats(tokens[start:stop].reshape(-1, width), tokens[start + 1 : stop + 1])
-        return np.concatenate(found)
+                nats += self._nats(tokens[start:stop].reshape(-1, width), tokens[start + 1 : stop + 1])
+        return np.concatenate(nats)
 
     def _nats(self, sequences: np.ndarray, following: np.ndarray) -> Iterator[np.ndarray]:
         start = 0
@@ -189,7 +250,7 @@ class Student(ABC):
     def finetune(self, tokens: np.ndarray, *, steps: int, seed: int, rate: float | None = None) -> float:
         """Train on a text for `steps` minibatches; return the mean loss of the last tenth, in nats.
 
-        `rate` replaces the learning rate of the configuration (later rounds do better with a lower one).
+        `rate` replaces the learning rate of the configuration.
         """
         check_training(steps, seed, rate)
         tokens = check_tokens(tokens, self.vocab, self.window + 1)
@@ -197,11 +258,11 @@ class Student(ABC):
 
     def finetune_privately(
         self,
-        text: "PrivateText",
-        mechanism: "Mechanism",
+        text: PrivateText,
+        mechanism: Mechanism,
         *,
         steps: int,
-        chance: "Chance",
+        random: RandomSource,
         rate: float | None = None,
     ) -> float:
         """Train on a text by DP-SGD (`fpld.privacy`); return the mean loss of the last tenth of the steps, in nats.
@@ -210,7 +271,7 @@ class Student(ABC):
         """
         check_training(steps, 0, rate)
         check_tokens(text.windows[text.windows != PADDING], self.vocab, 2)
-        return check_finite(self._finetune_privately(PrivateTraining(text, mechanism, steps, chance, rate)))
+        return check_finite(self._finetune_privately(PrivateTraining(text, mechanism, steps, random, rate)))
 
     def distill(
         self,
@@ -219,59 +280,53 @@ class Student(ABC):
         *,
         steps: int,
         seed: int,
-        rate: float | None = None,
-        batch: int | None = None,
-        average: float = 0.0,
-        public: np.ndarray | None = None,
-        public_weight: float = 0.0,
-        reference: "Student | None" = None,
+        reference: Student | None = None,
+        **options: Unpack[DistillOptions],
     ) -> float:
         """Minimise the cross entropy -sum_v t_v log q_v to a target over a probe set, for `steps` minibatches.
 
-        `target` has a context for each position of `sequences` [S, T]; an array is dense logits [S*T, V]. A relative
-        target is relative to the `reference`, or to this student as it is when the call begins. Return the mean over
-        contexts and over the last tenth of the steps of KL(t || student) for a dense target, and for a relative one of
-        the cross entropy less that of the reference, which starts at 0 and falls if the student is its own reference.
+        Parameters
+        ----------
+        sequences
+            The probe set [S, T].
+        target
+            What to fit, with a context for each position of `sequences`; an array is dense logits [S*T, V].
+        steps, seed, **options
+            The fields of `Distillation`: rate, batch, average, public, public_weight.
+        reference
+            The student that a relative target refers to; by default this one as it is when the call begins.
 
-        `rate` and `batch` replace those of the configuration. With `average` > 0 the parameters are at the end
-        averaged over that share of the steps, the last ones. With `public_weight` > 0 each step adds that multiple
-        of the cross entropy of a minibatch of the `public` text, and so does the value that is returned.
+        Returns
+        -------
+        float
+            The mean over contexts and over the last tenth of the steps, with the weighted loss of the public text:
+            of KL(t || student) for a dense target; for a relative one of the cross entropy less that of the
+            reference, which starts at 0 and falls if the student is its own reference.
         """
-        check_training(steps, seed, rate)
-        if batch is not None:
-            check_count("batch", batch, 1)
-        if not 0 <= average <= 1:
-            raise InputError(f"average must be a share of the steps, from 0 to 1, got {average!r}")
+        how = Distillation(steps, seed, **options)
         sequences = check_sequences(sequences, self.vocab, self.longest)
         target = check_target(target, sequences, self.vocab)
-        public = self._check_public(public, public_weight)
-        how = Distillation(steps, seed, rate, batch, average, public, public_weight)
+        public = None
+        if how.public is not None and how.public_weight > 0:
+            public = check_tokens(how.public, self.vocab, self.window + 1, name="public")
+        how = dataclasses.replace(how, public=public)
         return check_finite(self._distill(sequences, target, self._check_reference(target, reference), how))
 
-    def _check_reference(self, target: Target, reference: "Student | None") -> "Student | None":
+    def _check_reference(self, target: Target, reference: Student | None) -> Student | None:
         if not target.relative:
             return None
         if reference is not None and reference.vocab != self.vocab:
             raise InputError(f"reference must have the vocabulary of the student, {self.vocab}, got {reference.vocab}")
         return reference or self.copy()
 
-    def _check_public(self, public: np.ndarray | None, weight: float) -> np.ndarray | None:
-        if not np.isfinite(weight) or weight < 0:
-            raise InputError(f"public_weight must be a number of at least 0, got {weight!r}")
-        if weight == 0:
-            return None
-        if public is None:
-            raise InputError("public must be a text when public_weight > 0, got None; pass its tokens")
-        return check_tokens(public, self.vocab, self.window + 1, name="public")
-
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace all parameters; they are checked first, so that a refusal changes nothing."""
-        own = self.state()
-        if state.keys() != own.keys():
-            raise InputError(f"state must hold the arrays {sorted(own)}, got {sorted(state)}")
+        expected = self.state()
+        if state.keys() != expected.keys():
+            raise InputError(f"state must hold the arrays {sorted(expected)}, got {sorted(state)}")
         for name, array in state.items():
-            if np.shape(array) != own[name].shape:
-                raise InputError(f"state[{name!r}] must have shape {own[name].shape}, got {np.shape(array)}")
+            if np.shape(array) != expected[name].shape:
+                raise InputError(f"state[{name!r}] must have shape {expected[name].shape}, got {np.shape(array)}")
             if not np.issubdtype(np.asarray(array).dtype, np.floating) or not np.isfinite(array).all():
                 raise InputError(f"state[{name!r}] must hold finite floats; train or load it again")
         self._set_state({name: np.asarray(array, np.float32) for name, array in state.items()})
@@ -282,12 +337,12 @@ class Student(ABC):
         other._set_state(self.state())
         return other
 
-    def save(self, path: str | Path, **said: str) -> None:
-        """Write the student to a safetensors file; its configuration is in the metadata, with what is said besides."""
+    def save(self, path: str | Path, **metadata: str) -> None:
+        """Write the student to a safetensors file, with its configuration and any other metadata."""
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
-        write_arrays(path, self.state(), {"kind": self.kind, "version": VERSION, "config": config, **said})
+        write_arrays(path, self.state(), {"kind": self.kind, "version": VERSION, "config": config, **metadata})
 
-    def check_tokenizer(self, tokenizer: "Tokenizer") -> None:  # noqa: B027  # most kinds have none of their own
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:  # noqa: B027  # most kinds have no tokenizer
         """Refuse a tokenizer that is not the one that the model was made with, if it has one."""
 
     def export(self, folder: Path, *, adapter: bool = False) -> None:  # noqa: ARG002  # for kinds that can
@@ -300,13 +355,18 @@ class Student(ABC):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a student of this kind from a file; anything but a whole and sound one raises InputError."""
+        return cls._load(path, {})
+
+    @classmethod
+    def _load(cls, path: str | Path, changes: Mapping[str, Any]) -> Self:
+        """Read a student with some fields of its configuration replaced."""
         state, metadata = read_arrays(path)
         for key, value in (("kind", cls.kind), ("version", VERSION)):
             if metadata.get(key) != value:
                 raise InputError(f"{path}: {key} must be {value!r}, got {metadata.get(key)!r}")
         try:
-            config = cls.Config(**json.loads(metadata["config"]))
-            # Before anything is made: a lying configuration must not make us allocate.
+            config = cls.Config(**json.loads(metadata["config"]) | changes)
+            # Checked before the student is made, so that a forged configuration cannot make us allocate memory.
             _check_size(config.parameters, sum(array.size for array in state.values()))
             student = cls(config, seed=0)
             student.load_state(state)
@@ -315,6 +375,52 @@ class Student(ABC):
         return student
 
 
-def _check_size(asked: int, there: int) -> None:
-    if asked != there:
-        raise InputError(f"its configuration asks for {asked} parameters and it holds {there}")
+def _check_size(expected: int, size: int) -> None:
+    if expected != size:
+        raise InputError(f"its configuration asks for {expected} parameters and it holds {size}")
+
+
+def tail_mean(losses: list[float]) -> float:
+    """Return the mean of the last tenth of the losses, which is less noisy than the last alone."""
+    return float(np.mean(losses[-max(1, len(losses) // 10) :]))
+
+
+class TailAverage:
+    """Average parameters, arrays that training changes in place, over the last `share` of the steps.
+
+    >>> weight = np.zeros(1)
+    >>> tail = TailAverage([weight], steps=4, share=0.5)
+    >>> for step in range(4):
+    ...     weight += 1
+    ...     tail.add(step)
+    >>> tail.finish()
+    >>> weight.tolist()
+    [3.5]
+    """
+
+    def __init__(self, weights: Sequence[Any], steps: int, share: float) -> None:
+        self._first = steps - max(1, round(share * steps)) if share > 0 else steps
+        self._weights = weights if share > 0 else []
+        self._means = [0 * weight for weight in self._weights]
+
+    def add(self, step: int) -> None:
+        """Take the parameters as they are after a step, if it is one of the last."""
+        if step >= self._first:
+            for mean, weight in zip(self._means, self._weights, strict=True):
+                mean += (weight - mean) / (step - self._first + 1)
+
+    def finish(self) -> None:
+        """Replace the parameters by their averages."""
+        for mean, weight in zip(self._means, self._weights, strict=True):
+            weight[...] = mean
+
+
+def check_target(value: Target | np.ndarray, sequences: np.ndarray, vocab: int) -> Target:
+    """Return a target, or raise InputError when it does not fit the sequences."""
+    target = as_target(value)
+    if (target.contexts, target.vocab) != (sequences.size, vocab):
+        raise InputError(
+            f"target must have shape (contexts, vocab) = {(sequences.size, vocab)}, a context for each position of "
+            f"sequences, got {(target.contexts, target.vocab)}"
+        )
+    return target

@@ -1,33 +1,60 @@
-"""What a student refuses: counts, texts, probe sets and targets that it cannot work on, a training that diverged."""
+"""Validation of a student's arguments: counts, rates, texts, probe sets, targets; and of a training's loss."""
+
+from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from fpld.errors import InputError
-from fpld.rules.target import Target, as_target
+
+
+class ParameterError(InputError):
+    """A parameter has a value that cannot be used: `key` is its name, `problem` what it must be."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(key, problem)
+        self.key = key
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.problem}"
 
 
 def check_count(name: str, value: int, least: int) -> None:
-    """Refuse a value that is not an integer of at least `least`."""
+    """Raise ParameterError unless a value is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+        raise ParameterError(name, f"must be an integer of at least {least}, got {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise ParameterError unless a value is a positive finite number."""
+    if not 0 < value < math.inf:
+        raise ParameterError(name, f"must be a positive number, got {value!r}")
+
+
+def check_weight(name: str, value: float) -> None:
+    """Raise ParameterError unless a value is a finite number of at least 0."""
+    if not 0 <= value < math.inf:
+        raise ParameterError(name, f"must be a number of at least 0, got {value!r}")
 
 
 def check_vocab(vocab: int) -> None:
-    """Refuse a vocabulary size that is neither at least 2 nor 0, which stands for one that is not known yet."""
+    """Raise ParameterError unless a vocabulary has at least 2 tokens, or 0: its size is not known yet."""
     if vocab != 0:
         check_count("vocab", vocab, 2)
 
 
 def check_training(steps: int, seed: int, rate: float | None) -> None:
-    """Refuse step counts, seeds and learning rates that cannot be used."""
+    """Raise ParameterError for a step count, a seed or a learning rate that cannot be used."""
     check_count("steps", steps, 1)
     check_count("seed", seed, 0)
     if rate is not None and not 0 < rate < np.inf:
-        raise InputError(f"rate must be a positive number, or None for the student's own, got {rate!r}")
+        raise ParameterError("rate", f"must be a positive number, or None for the student's own, got {rate!r}")
 
 
 def check_finite(loss: float) -> float:
-    """Return the loss of a training that went well; a student that diverged must not be used any further."""
+    """Return the loss of a training; raise InputError if it is not finite, since the student cannot be used then."""
     if not np.isfinite(loss):
         raise InputError(f"rate must be lower: training diverged, with a loss of {loss}; load the last state")
     return loss
@@ -61,14 +88,3 @@ def check_sequences(sequences: np.ndarray, vocab: int, longest: int | None) -> n
     if longest is not None and sequences.shape[1] > longest:
         raise InputError(f"sequences must be at most {longest} tokens long, got {sequences.shape[1]}")
     return sequences
-
-
-def check_target(value: Target | np.ndarray, sequences: np.ndarray, vocab: int) -> Target:
-    """Return a target, or raise InputError when it does not fit the sequences."""
-    target = as_target(value)
-    if (target.contexts, target.vocab) != (sequences.size, vocab):
-        raise InputError(
-            f"target must have shape (contexts, vocab) = {(sequences.size, vocab)}, a context for each position of "
-            f"sequences, got {(target.contexts, target.vocab)}"
-        )
-    return target

@@ -1,20 +1,28 @@
-"""The configurations of students that need more than NumPy, apart from them: to read one needs no PyTorch.
+"""Configurations of students, and the [student] table that chooses one.
 
-A configuration says all that is needed to make a student. In one that was read from a file of the user's, `vocab`
-is 0: V is that of the tokenizer, which comes later.
+A configuration says all that is needed to make a student. Those of the PyTorch students stand here, so that reading a
+file needs no PyTorch. In a configuration from a user's file `vocab` is 0: the tokenizer decides it later.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from __future__ import annotations
 
-from fpld import registry
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
 from fpld.errors import InputError
-from fpld.students.checks import check_count, check_vocab
+from fpld.registry import students
+from fpld.students.checks import ParameterError, check_count, check_positive, check_vocab, check_weight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MAX_LENGTH = 1 << 16
-EPSILON = 1e-6  # of a Llama's norms
-THETA = 10000.0  # of its rotary positions
+NORM_EPSILON = 1e-6
+ROTARY_BASE = 10000.0
+Device = Literal["cpu", "cuda", "auto"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +59,12 @@ class TransformerConfig:
         for name in ("layers", "width", "heads", "length", "batch"):
             check_count(name, getattr(self, name), 1)
         if self.length > MAX_LENGTH:
-            raise InputError(f"length must be at most {MAX_LENGTH}, got {self.length}")
+            raise ParameterError("length", f"must be at most {MAX_LENGTH}, got {self.length}")
         if self.width % (2 * self.heads):
-            raise InputError(f"width must be a multiple of 2 * heads = {2 * self.heads}, got {self.width}")
+            raise ParameterError("width", f"must be a multiple of 2 * heads = {2 * self.heads}, got {self.width}")
         for name in ("rate", "distill_rate", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay!r}")
+            check_positive(name, getattr(self, name))
+        check_weight("weight_decay", self.weight_decay)
 
     @property
     def hidden(self) -> int:
@@ -82,8 +88,8 @@ class TransformerConfig:
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.heads,
             "max_position_embeddings": self.length,
-            "rms_norm_eps": EPSILON,
-            "rope_theta": THETA,
+            "rms_norm_eps": NORM_EPSILON,
+            "rope_theta": ROTARY_BASE,
             "hidden_act": "silu",
             "attention_bias": False,
             "mlp_bias": False,
@@ -93,7 +99,7 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class HuggingFaceConfig:
-    """State which model it is and how it is trained.
+    """Which pretrained model it is, and how it is trained.
 
     `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
     `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, which stand beside all
@@ -102,8 +108,8 @@ class HuggingFaceConfig:
     `batch` windows of `length` tokens is done `micro` at a time; `checkpointing` computes layers again in the backward
     pass, which takes less memory and a third more time.
 
-    The last three say what was found in the folder: V, how many parameters are trained, and the SHA-256 of
-    the pretrained weights. Left empty they are filled in; given, as in a student's file, they are checked,
+    The last three describe the model in the folder: V, the number of trained parameters, and the SHA-256 of the
+    pretrained weights. They are filled in when they are empty. Otherwise, as in a student's file, they are checked,
     since adapters fit only the model that they were made for.
     """
 
@@ -146,16 +152,14 @@ class HuggingFaceConfig:
         for name in ("lora", "lora_layers", "vocab", "parameters"):
             check_count(name, getattr(self, name), 0)
         if self.dtype not in ("float32", "bfloat16"):
-            raise InputError(f"dtype must be 'float32' or 'bfloat16', got {self.dtype!r}")
+            raise ParameterError("dtype", f"must be 'float32' or 'bfloat16', got {self.dtype!r}")
         if self.dtype == "bfloat16" and self.lora == 0:
-            raise InputError("dtype must be 'float32' where all weights are trained (lora = 0), got 'bfloat16'")
+            raise ParameterError("dtype", "must be 'float32' where all weights are trained (lora = 0), got 'bfloat16'")
         for name in ("length", "batch", "micro"):
             check_count(name, getattr(self, name), 1)
         for name in ("rate", "distill_rate", "clip", "lora_alpha"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise InputError(f"weight_decay must be a number of at least 0, got {self.weight_decay!r}")
+            check_positive(name, getattr(self, name))
+        check_weight("weight_decay", self.weight_decay)
 
 
 def config_class(kind: str) -> type[Any]:
@@ -164,5 +168,97 @@ def config_class(kind: str) -> type[Any]:
     >>> config_class("transformer").__name__
     'TransformerConfig'
     """
-    own: dict[str, type[Any]] = {"transformer": TransformerConfig, "huggingface": HuggingFaceConfig}
-    return own[kind] if kind in own else registry.students.get(kind).Config
+    without_import: dict[str, type[Any]] = {"transformer": TransformerConfig, "huggingface": HuggingFaceConfig}
+    return without_import[kind] if kind in without_import else students.get(kind).Config
+
+
+@dataclass(frozen=True, slots=True)
+class StudentChoice:
+    """A kind of student, its configuration (a frozen dataclass with `vocab` = 0), and its device."""
+
+    kind: str
+    settings: Any
+    device: Device = "cpu"
+
+    def changed(self, **settings: Any) -> StudentChoice:
+        """Return the same choice with other settings.
+
+        >>> parse_student({"kind": "ngram", "order": 2}).changed(order=4).settings.order
+        4
+        """
+        return replace(self, settings=replace(self.settings, **settings))
+
+    def table(self) -> dict[str, Any]:
+        """Return the table that `parse_student` makes this choice of."""
+        settings = {name: value for name, value in asdict(self.settings).items() if name != "vocab"}
+        return {"kind": self.kind, "device": self.device, **settings}
+
+
+def parse_student(table: Any) -> StudentChoice:
+    """Check a [student] table: the kind of a student and the fields of its configuration.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        With the key of every field that is wrong.
+
+    >>> parse_student({"kind": "transformer", "width": 64}).settings.width
+    64
+    """
+    if isinstance(table, StudentChoice):
+        return table
+    if not isinstance(table, dict):
+        raise InputError(f"must be a table with a kind, got {table!r}")
+    settings = dict(table)
+    if "kind" not in settings:
+        raise _refusal({"kind": f"is missing: one of {', '.join(students.names())}"}, settings)
+    kind = str(settings.pop("kind"))
+    try:
+        students.check(kind)
+    except InputError as error:
+        raise _refusal({"kind": str(error)}, table) from None
+    device = _checked({"device": Device}, {"device": settings.pop("device", "cpu")})["device"]
+    return StudentChoice(kind, _settings(kind, settings), device)
+
+
+def _settings(kind: str, settings: dict[str, Any]) -> Any:
+    """Return the kind's configuration; V is left open, since the tokenizer decides it."""
+    cls = config_class(kind)
+    options = {field.name: field for field in fields(cls) if field.name != "vocab"}
+    if unknown := sorted(settings.keys() - options.keys()):
+        problem = f"unknown key: a student of kind {kind!r} has {', '.join(sorted(options))}"
+        raise _refusal(dict.fromkeys(unknown, problem), settings)
+    required = {name for name, field in options.items() if field.default is field.default_factory is MISSING}
+    if missing := sorted(required - settings.keys()):
+        raise _refusal(dict.fromkeys(missing, "is missing"), settings)
+    checked = _checked(get_type_hints(cls), settings)
+    try:
+        return cls(**checked)
+    except ParameterError as error:
+        key = error.key if error.key in options else ""
+        raise _refusal({key: error.problem if key else str(error)}, settings) from None
+    except InputError as error:
+        raise _refusal({"": str(error)}, settings) from None
+
+
+def _checked(types: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Check that values have their types, without conversion; name all that have not."""
+    checked = {}
+    wrong = {}
+    for name, value in settings.items():
+        try:
+            checked[name] = TypeAdapter(types[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            wrong[name] = error.errors()[0]["msg"]
+    if wrong:
+        raise _refusal(wrong, settings)
+    return checked
+
+
+def _refusal(messages: Mapping[str, str], settings: Mapping[str, Any]) -> ValidationError:
+    """Return an error with a line for each key; the key "" stands for the whole table."""
+    lines = []
+    for name, message in messages.items():
+        kind = PydanticCustomError("student", "{message}", {"message": message})
+        lines.append(InitErrorDetails(type=kind, loc=(name,) if name else (), input=settings.get(name, settings)))
+    return ValidationError.from_exception_data("student", lines)

@@ -1,6 +1,6 @@
 """Students as folders that `transformers` and `peft` read without this package.
 
-What is written depends on the student alone: no path of this machine is in it.
+The files depend on the student alone: no path of this machine is in them.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ if TYPE_CHECKING:
     from fpld.data import Tokenizer
     from fpld.students.configs import TransformerConfig
 
-WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
-TOKENIZER, TOKENIZER_CONFIG, ADAPTER_CONFIG = "tokenizer.json", "tokenizer_config.json", "adapter_config.json"
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 # transformers fills in tokens 1 and 2 where a Llama's configuration names none, and stops at the second.
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-_PLACES = ("_name_or_path", "name_or_path")
+_PATH_KEYS = ("_name_or_path", "name_or_path")
 
 
 def export_llama(config: TransformerConfig, weights: Mapping[str, np.ndarray], folder: Path) -> None:
     """Write weights by their names in transformers as a LlamaForCausalLM."""
     settings = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32"}
     _write_json(folder / CONFIG, {**settings, **config.llama, **_NO_SPECIAL_TOKENS})
-    # A longer text needs positions that the model has never seen.
+    # The model was never trained on later positions.
     _write_json(folder / GENERATION, {"do_sample": True, "max_length": config.length, **_NO_SPECIAL_TOKENS})
     write_shared_bytes(folder / WEIGHTS, dump_arrays(dict(weights), {"format": "pt"}))
 
@@ -43,11 +47,11 @@ def export_pretrained(model: Any, tokenizer: Any, folder: Path, *, adapter: bool
         model = copy.deepcopy(model).merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "README.md").unlink(missing_ok=True)  # peft's own, an empty form
+    (folder / "README.md").unlink(missing_ok=True)  # an empty form that peft writes
     for name in (CONFIG, TOKENIZER_CONFIG, ADAPTER_CONFIG):
         if (folder / name).exists():
             settings = json.loads(read_utf8(folder / name))
-            settings = {key: value for key, value in settings.items() if key not in _PLACES}
+            settings = {key: value for key, value in settings.items() if key not in _PATH_KEYS}
             _write_json(folder / name, settings | ({"base_model_name_or_path": base} if name == ADAPTER_CONFIG else {}))
 
 

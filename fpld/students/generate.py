@@ -1,15 +1,13 @@
-"""Text from a student: one token after the other, each drawn from what the student predicts."""
+"""Text generation: one token after the other, drawn from the student's prediction."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.data.tokenize import SEPARATOR
-from fpld.errors import InputError
-from fpld.students.checks import check_count, check_tokens
+from fpld.data.tokenizers import SEPARATOR
+from fpld.students.checks import check_count, check_tokens, check_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,10 +19,10 @@ if TYPE_CHECKING:
 def continuation(
     student: Student, tokenizer: Tokenizer, prompt: str, *, tokens: int, seed: int, temperature: float, top: int = 0
 ) -> str:
-    """Return a text that follows a prompt, or begins as a document does where there is none, as `generate` draws it."""
+    """Generate a text that follows a prompt; without one, it begins as a document does. See `generate`."""
     start = tokenizer.encode(prompt or SEPARATOR)
     drawn = list(generate(student, start, tokens=tokens, seed=seed, temperature=temperature, top=top))
-    # Decoded together: many tokenizers drop the blank at the beginning of what they decode.
+    # Decoded together with the prompt: many tokenizers drop a blank at the beginning of a text.
     return tokenizer.decode(np.append(start, np.array(drawn, start.dtype)))[len(tokenizer.decode(start)) :]
 
 
@@ -33,14 +31,17 @@ def generate(
 ) -> Iterator[int]:
     """Yield `tokens` ids that follow a prompt [n]; the student sees as many of the last ones as it can.
 
-    Logits are divided by `temperature`, and the most likely token is taken at 0. With `top` > 0 only that many of the
-    most likely tokens are drawn from.
+    Parameters
+    ----------
+    temperature
+        Divides the logits; at 0 the most likely token is taken.
+    top
+        With `top` > 0 only that many of the most likely tokens are drawn from.
     """
     check_count("tokens", tokens, 1)
     check_count("seed", seed, 0)
     check_count("top", top, 0)
-    if not 0 <= temperature < math.inf:
-        raise InputError(f"temperature must be a number of at least 0, got {temperature!r}")
+    check_weight("temperature", temperature)
     context = check_tokens(prompt, student.vocab, 1, name="prompt")
     return _tokens(student, context, tokens, np.random.default_rng(seed), temperature, top)
 
@@ -48,9 +49,9 @@ def generate(
 def _tokens(
     student: Student, context: np.ndarray, tokens: int, rng: np.random.Generator, temperature: float, top: int
 ) -> Iterator[int]:
-    most = student.longest if student.longest is not None else student.window
+    longest = student.longest if student.longest is not None else student.window
     for _ in range(tokens):
-        context = context[-most:]
+        context = context[-longest:]
         chosen = _draw(student.logits(context[None])[-1].astype(np.float64), rng, temperature, top)
         context = np.append(context, np.int32(chosen))
         yield chosen

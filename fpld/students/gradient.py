@@ -1,6 +1,7 @@
-"""What all students in PyTorch share: minibatches of text, distillation, AdamW with warm-up and decay, devices.
+"""Students in PyTorch: training on text, distillation and DP-SGD by AdamW with warm-up and decay.
 
-A minibatch may be done a few sequences at a time, which holds fewer logits in memory and gives the same gradient.
+A minibatch may be computed a few sequences at a time, which holds fewer logits in memory and gives the same gradient.
+DP-SGD takes the gradient of one unit at a time, clips its norm over all parameters, and adds noise to the sum.
 """
 
 import math
@@ -11,14 +12,12 @@ from typing import Self
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
-from fpld.pace import Pace
-from fpld.privacy import Chance, Mechanism, PrivateText
-from fpld.privacy.text import PADDING
-from fpld.rules.target import Target
-from fpld.students.base import Distillation, PrivateTraining, Student
+from fpld.privacy import Mechanism, PrivateText, RandomSource
+from fpld.privacy.sampling import PADDING
+from fpld.progress import LoopProgress
+from fpld.students.base import Distillation, Predictor, PrivateTraining, Student, TailAverage, tail_mean
 from fpld.students.checks import check_count, check_sequences
-from fpld.students.predictor import Predictor
-from fpld.students.tails import TailAverage, tail_mean
+from fpld.target import Target
 
 try:
     import torch
@@ -27,7 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("a student in PyTorch", "torch") from error
 
-from fpld.students.teachers import make_teacher
+from fpld.students.losses import make_teacher
 
 
 class GradientStudent(Student):
@@ -46,7 +45,7 @@ class GradientStudent(Student):
     def micro(self) -> int:
         """Return how many sequences of a minibatch are done at a time."""
 
-    def _rate(self, name: str) -> float:  # noqa: ARG002  # a kind of student may tell parameters apart
+    def _rate_factor(self, name: str) -> float:  # noqa: ARG002  # a kind of student may tell parameters apart
         """Return the factor of a parameter's learning rate."""
         return 1.0
 
@@ -63,7 +62,7 @@ class GradientStudent(Student):
 
     @property
     def place(self) -> str:
-        """Return where and in which precision it is computed, for a person."""
+        """Return the device and the precision, for people to read."""
         return f"on {self.device.type} in {getattr(self.config, 'dtype', 'float32')}"
 
     def copy(self) -> Self:
@@ -90,7 +89,7 @@ class GradientStudent(Student):
         return torch.from_numpy(ids.astype(np.int64)).to(self.device)
 
     def predictor(self, sequences: np.ndarray) -> Predictor:
-        """Return what predicts these sequences as long as the student stays as it is, on its device."""
+        """Return a predictor of these sequences on the student's device, valid until the student changes."""
         return TensorPredictor(self, check_sequences(sequences, self.vocab, self.longest))
 
     def predict(self, sequences: np.ndarray) -> Tensor:
@@ -107,42 +106,48 @@ class GradientStudent(Student):
         return -(t * F.log_softmax(self.predict(sequences), dim=-1)).sum() / sequences.size
 
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
-        rng, batch = np.random.default_rng(seed), self.config.batch
-        pace = Pace("training", steps, tokens=batch * self.window)
-        return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), pace, rate or self.config.rate)
+        rng = np.random.default_rng(seed)
+        batch = self.config.batch
+        progress = LoopProgress("training", steps, tokens=batch * self.window)
+        return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), progress, rate or self.config.rate)
 
     def _finetune_privately(self, how: PrivateTraining) -> float:
-        text, mechanism, loss = how.text, how.mechanism, math.log(self.vocab)
+        text = how.text
+        mechanism = how.mechanism
+        loss = math.log(self.vocab)
 
         def step() -> float:
             nonlocal loss
-            losses = self._private_step(text, mechanism, how.chance)
-            loss = float(np.mean(losses)) if losses else loss  # no unit may take part in a step
+            losses = self._private_step(text, mechanism, how.random)
+            # Under Poisson sampling a step may have no unit: it then repeats the last loss.
+            loss = float(np.mean(losses)) if losses else loss
             return loss
 
         windows = mechanism.rate * float(np.minimum(np.diff(text.starts), mechanism.windows).sum())
-        pace = Pace("private training", how.steps, tokens=round(windows * self.window))
-        return self._train(step, pace, how.rate or self.config.rate)
+        progress = LoopProgress("private training", how.steps, tokens=round(windows * self.window))
+        return self._train(step, progress, how.rate or self.config.rate)
 
-    def _private_step(self, text: PrivateText, mechanism: Mechanism, chance: Chance) -> list[float]:
+    def _private_step(self, text: PrivateText, mechanism: Mechanism, random: RandomSource) -> list[float]:
         """Set the gradients to a noisy mean of clipped ones; return the loss of each unit that took part."""
         weights = list(self._trained().values())
         total = [torch.zeros_like(weight) for weight in weights]
         losses = []
-        for windows in text.draw(mechanism.rate, mechanism.windows, chance):
+        for windows in text.draw(mechanism.rate, mechanism.windows, random):
             for weight in weights:
                 weight.grad = None
             losses.append(self._unit_gradient(windows))
             add_clipped(total, [weight.grad for weight in weights], mechanism.clip)
-        expected = mechanism.rate * text.units  # not the number that took part, which would tell who did
+        # Divided by the expected number of units: the actual one would tell who took part.
+        expected = mechanism.rate * text.units
         for weight, some in zip(weights, total, strict=True):
-            noise = torch.from_numpy(chance.normals(some.numel()).astype(np.float32)).view_as(some)
+            noise = torch.from_numpy(random.normals(some.numel()).astype(np.float32)).view_as(some)
             weight.grad = some.add_(noise.to(some.device), alpha=mechanism.noise * mechanism.clip).div_(expected)
         return losses
 
     def _unit_gradient(self, windows: np.ndarray) -> float:
-        """Add the gradient of the mean cross entropy over the tokens of windows [B, T+1], which may be filled up."""
-        count, loss = int((windows[:, 1:] != PADDING).sum()), 0.0
+        """Add the gradient of the mean cross entropy over the tokens of windows [B, T+1], which may be padded."""
+        count = int((windows[:, 1:] != PADDING).sum())
+        loss = 0.0
         for start in range(0, len(windows), self.micro):
             ids = self._ids(windows[start : start + self.micro])
             logits = self._network(ids[:, :-1].clamp(min=0)).flatten(0, 1).float()
@@ -152,7 +157,8 @@ class GradientStudent(Student):
         return loss
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
-        rng, batch = np.random.default_rng(how.seed), how.batch or self.config.batch
+        rng = np.random.default_rng(how.seed)
+        batch = how.batch or self.config.batch
         order = np.empty(0, np.int64)
         teacher = make_teacher(target, sequences, reference, self.device)
 
@@ -162,14 +168,16 @@ class GradientStudent(Student):
 
         def step() -> float:
             nonlocal order
-            while len(order) < batch:  # every sequence once before any twice
+            # Every sequence is used once before any is used twice.
+            while len(order) < batch:
                 order = np.concatenate([order, rng.permutation(len(sequences))])
-            chosen, order = order[:batch], order[batch:]
+            chosen = order[:batch]
+            order = order[batch:]
             value = self._accumulate(lambda part: loss(chosen[part]), batch)
             return value if how.public is None else value + self._text_step(how.public, rng, batch, how.public_weight)
 
-        pace = Pace("distillation", how.steps, tokens=batch * sequences.shape[1])
-        return self._train(step, pace, how.rate or self.config.distill_rate, how.average)
+        progress = LoopProgress("distillation", how.steps, tokens=batch * sequences.shape[1])
+        return self._train(step, progress, how.rate or self.config.distill_rate, how.average)
 
     def _text_step(self, tokens: np.ndarray, rng: np.random.Generator, batch: int, weight: float) -> float:
         """Add the gradient of `weight` times the cross entropy of windows that start at random places."""
@@ -191,12 +199,16 @@ class GradientStudent(Student):
             total += float(value.detach())
         return total
 
-    def _train(self, step: Callable[[], float], pace: Pace, rate: float, average: float = 0.0) -> float:
+    def _train(self, step: Callable[[], float], progress: LoopProgress, rate: float, average: float = 0.0) -> float:
         """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""
-        steps = pace.total
+        steps = progress.total
         weights = list(self._trained().values())
         groups = [
-            {"params": [p], "scale": self._rate(name), "weight_decay": self.config.weight_decay if p.ndim > 1 else 0.0}
+            {
+                "params": [p],
+                "scale": self._rate_factor(name),
+                "weight_decay": self.config.weight_decay if p.ndim > 1 else 0.0,
+            }
             for name, p in self._trained().items()
         ]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
@@ -210,7 +222,7 @@ class GradientStudent(Student):
             nn.utils.clip_grad_norm_(weights, self.config.clip)
             optimizer.step()
             tail.add(index)
-            pace.add(loss=losses[-1])
+            progress.add(loss=losses[-1])
         tail.finish()
         return tail_mean(losses)
 
@@ -241,16 +253,16 @@ def add_clipped(total: list[Tensor], gradient: list[Tensor | None], clip: float)
 
     A gradient that is not finite adds nothing.
     """
-    known = [(some, part.float()) for some, part in zip(total, gradient, strict=True) if part is not None]
-    norm = float(torch.stack([part.norm() for _, part in known]).double().norm()) if known else 0.0
+    pairs = [(some, part.float()) for some, part in zip(total, gradient, strict=True) if part is not None]
+    norm = float(torch.stack([part.norm() for _, part in pairs]).double().norm()) if pairs else 0.0
     if math.isfinite(norm):
         scale = min(1.0, clip / norm) if norm > 0 else 0.0
-        for some, part in known:
+        for some, part in pairs:
             some.add_(part, alpha=scale)
 
 
 def schedule(step: int, steps: int) -> float:
-    """Return the factor of the learning rate: up over the first tenth, then linearly down to a fiftieth."""
+    """Return the factor of the learning rate: linearly up over the first tenth, then down to a fiftieth."""
     warmup = max(1, steps // 10)
     if step < warmup:
         return (step + 1) / warmup
@@ -258,7 +270,7 @@ def schedule(step: int, steps: int) -> float:
 
 
 def use_threads(count: int) -> None:
-    """Set PyTorch to `count` threads in this process; one per node is fastest, and bits depend on it."""
+    """Set PyTorch to `count` threads in this process; the bits of a result depend on it."""
     check_count("count", count, 1)
     torch.set_num_threads(count)
 
@@ -267,7 +279,7 @@ def pick_device(device: str) -> torch.device:
     """Return the device by name; "auto" takes a GPU where there is one."""
     if device not in ("auto", "cpu", "cuda"):
         raise InputError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}")
-    there = torch.cuda.is_available()
-    if device == "cuda" and not there:
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
         raise InputError("device must be 'cpu' or 'auto' here, got 'cuda', but PyTorch finds no GPU")
-    return torch.device("cuda" if there and device != "cpu" else "cpu")
+    return torch.device("cuda" if available and device != "cpu" else "cpu")

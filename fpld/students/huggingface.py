@@ -1,15 +1,14 @@
 """Use a causal language model in the format of Hugging Face as a student, with LoRA or without.
 
-The model comes from a local folder: nothing is looked up on a hub and no code in the folder is run. A large
-vocabulary makes logits heavy (V = 49152: 197 kB for each context in float32), so blocks are small and
-gradients are summed over a few sequences at a time.
+The model comes from a local folder: nothing is looked up on a hub and no code in the folder is run. A large vocabulary
+makes logits large (V = 49152: 197 kB for each context in float32), so blocks are small and gradients are summed over a
+few sequences at a time.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -17,17 +16,16 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
-from fpld.storage.arrays import read_arrays
-from fpld.students.checks import check_count, check_sequences
+from fpld.students.checks import ParameterError, check_count, check_sequences
 from fpld.students.configs import HuggingFaceConfig
 from fpld.students.export import export_pretrained
-from fpld.students.folders import check_tokenizer, load_model, load_tokenizer, locate, weights_digest
+from fpld.students.pretrained import check_tokenizer, load_model, load_transformers_tokenizer, locate, model_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fpld.data import Tokenizer
-    from fpld.students.predictor import Predictor
+    from fpld.students.base import Predictor
 
 try:
     import torch
@@ -35,40 +33,39 @@ try:
 except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
 
-from fpld.students.adapters import stack, with_adapters
-from fpld.students.causal import Network, recompute, text_config
+from fpld.students.causal import CausalNetwork, recompute, stack, text_config, with_adapters
 from fpld.students.gradient import GradientStudent, TensorPredictor
-from fpld.students.readout import target_loss, token_loss
+from fpld.students.losses import target_loss, token_loss
 
 BLOCK_BYTES = 64 << 20
-"""The most that one block of logits takes, unless a single sequence takes more."""
-KEPT_BYTES = 512 << 20
-"""The most that kept hidden states of a model's lower layers take; what comes after is computed each time."""
-_BELOW: dict[tuple[object, ...], dict[bytes, Tensor]] = {}
-"""Hidden states of lower layers, by model and by sequence: they never change, so students of a process share them."""
+"""Bytes of one block of logits at most, unless a single sequence takes more."""
+CACHE_BYTES = 512 << 20
+"""Bytes of cached hidden states of the trunk at most; those of further sequences are computed each time."""
+_TRUNK_CACHE: dict[tuple[object, ...], dict[bytes, Tensor]] = {}
+"""Hidden states of the trunk, by model and by sequence: they never change, so students of a process share them."""
 
 
-class Remembering(TensorPredictor):
-    """Keep the last hidden states of what was predicted once: C numbers for each context instead of V."""
+class CachingPredictor(TensorPredictor):
+    """Keep the last hidden states of sequences: C numbers for each context instead of V."""
 
     student: HuggingFace
 
     def __init__(self, student: HuggingFace, sequences: np.ndarray) -> None:
         super().__init__(student, sequences)
-        self._kept = torch.empty(0)  # [S, T, C], once C is known
-        self._known = np.zeros(len(sequences), bool)
+        self._features = torch.empty(0)  # [S, T, C], once C is known
+        self._computed = np.zeros(len(sequences), bool)
 
     @torch.no_grad()
     def tensor(self, rows: np.ndarray) -> Tensor:
         """Return the logits [B, T, V] of some sequences, on the student's device."""
-        new = rows[~self._known[rows]]
+        new = rows[~self._computed[rows]]
         if new.size:
-            found = self.student.features(self.sequences[new])
-            if not self._known.any():
-                self._kept = found.new_empty((len(self.sequences), *found.shape[1:]))
-            self._kept[new] = found
-            self._known[new] = True
-        return self.student.read_out(self._kept[rows])
+            features = self.student.features(self.sequences[new])
+            if not self._computed.any():
+                self._features = features.new_empty((len(self.sequences), *features.shape[1:]))
+            self._features[new] = features
+            self._computed[new] = True
+        return self.student.read_out(self._features[rows])
 
 
 class HuggingFace(GradientStudent):
@@ -76,35 +73,36 @@ class HuggingFace(GradientStudent):
 
     kind = "huggingface"
     Config = HuggingFaceConfig
-    config: HuggingFaceConfig  # with what was found in the folder
-    _network: Network
-    _below: dict[bytes, Tensor]  # by sequence, what never changes
+    config: HuggingFaceConfig  # with V, parameters and weights of the model in the folder
+    _network: CausalNetwork
+    _trunk_cache: dict[bytes, Tensor]  # hidden states by sequence
 
     def __init__(self, config: HuggingFaceConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
         path = locate(config.path)
-        digest = weights_digest(path)
-        _agree("weights", config.weights, digest, path)  # before a model is made, which takes longer
+        digest = model_digest(path)
+        # Checked before the model is loaded, which takes longer.
+        _check_same("weights", config.weights, digest, path)
         model = load_model(path, config.dtype)
         vocab = int(text_config(model).vocab_size)
-        _agree("vocab", config.vocab, vocab, path)
+        _check_same("vocab", config.vocab, vocab, path)
         bos = text_config(model).bos_token_id if config.bos else None
         if config.bos and bos is None:
-            raise InputError(f"bos must be False for {path}: its config.json names no bos_token_id")
+            raise ParameterError("bos", f"must be False for {path}: its config.json names no bos_token_id")
         self._positions = getattr(text_config(model), "max_position_embeddings", None)
         if config.checkpointing:
             recompute(model.eval())
-        network = Network(with_adapters(model, config, seed), bos)
+        network = CausalNetwork(with_adapters(model, config, seed), bos)
         self._network = network if config.checkpointing else network.eval()
         self._network.examine(str(path))
         count = sum(weight.numel() for weight in self._trained().values())
-        _agree("parameters", config.parameters, count, path)
+        _check_same("parameters", config.parameters, count, path)
         self.config = dataclasses.replace(config, vocab=vocab, parameters=count, weights=digest)
         if self.longest is not None and config.length > self.longest:
-            raise InputError(f"length must be at most {self.longest} for {path}, got {config.length}")
+            raise ParameterError("length", f"must be at most {self.longest} for {path}, got {config.length}")
         self.to(device)
         if config.dtype == "bfloat16" and self.device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            raise InputError("dtype must be 'float32' here, got 'bfloat16', but this GPU has none")
+            raise ParameterError("dtype", "must be 'float32' here, got 'bfloat16', but this GPU has none")
 
     @property
     def micro(self) -> int:
@@ -119,26 +117,18 @@ class HuggingFace(GradientStudent):
     def to(self, device: str) -> Self:
         """Move to a device ("auto", "cpu" or "cuda") in place."""
         super().to(device)
-        trunk, config = self._network.trunk, self.config
+        trunk = self._network.trunk
+        config = self.config
         depth = 0 if trunk is None else len(trunk.below)
-        self._below = _BELOW.setdefault((config.weights, config.dtype, config.bos, depth, str(self.device)), {})
+        self._trunk_cache = _TRUNK_CACHE.setdefault(
+            (config.weights, config.dtype, config.bos, depth, str(self.device)), {}
+        )
         return self
 
     @classmethod
     def load(cls, path: str | Path, *, model: str | Path | None = None) -> Self:
-        """Read a student; `model` says where its pretrained model is, if not where it was."""
-        if model is None:
-            return super().load(path)
-        state, metadata = read_arrays(path)
-        if metadata.get("kind") != cls.kind:
-            raise InputError(f"{path}: kind must be {cls.kind!r}, got {metadata.get('kind')!r}")
-        try:
-            config = HuggingFaceConfig(**json.loads(metadata["config"]) | {"path": str(model)})
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path} must hold the configuration of a student, but {error}") from error
-        student = cls(config, seed=0)
-        student.load_state(state)
-        return student
+        """Read a student; `model` is the place of its pretrained model, if that has moved."""
+        return cls._load(path, {} if model is None else {"path": str(model)})
 
     def copy(self) -> Self:
         """Return a student with the same parameters; weights that are never trained are shared."""
@@ -150,7 +140,8 @@ class HuggingFace(GradientStudent):
 
     def stacked(self, states: Sequence[Mapping[str, np.ndarray]]) -> Self:
         """Return a student whose adapters add the mean of what those of several states add."""
-        ranks, alpha = self.config.lora * len(states), self.config.lora_alpha * len(states)
+        ranks = self.config.lora * len(states)
+        alpha = self.config.lora_alpha * len(states)
         config = dataclasses.replace(self.config, lora=ranks, lora_alpha=alpha, parameters=0)
         other = type(self)(config, seed=0, device=self.device.type)
         other.load_state(stack(states))
@@ -164,17 +155,17 @@ class HuggingFace(GradientStudent):
         """Write the model with its adapters merged, or the adapters alone; the model's own tokenizer beside it."""
         if adapter and self.config.lora == 0:
             raise InputError("adapter must be False for a student without LoRA (student.lora = 0)")
-        tokenizer = load_tokenizer(self.config.path)
+        tokenizer = load_transformers_tokenizer(self.config.path)
         export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self.config.path).name)
 
     def predictor(self, sequences: np.ndarray) -> Predictor:
-        """Return what predicts these sequences as long as the student stays as it is; hidden states are kept."""
+        """Return a predictor of these sequences that keeps hidden states, where the model allows it."""
         sequences = check_sequences(sequences, self.vocab, self.longest)
-        return Remembering(self, sequences) if self._network.apart else TensorPredictor(self, sequences)
+        return CachingPredictor(self, sequences) if self._network.separable else TensorPredictor(self, sequences)
 
     def predict(self, sequences: np.ndarray) -> Tensor:
         """Return the logits [B, T, V] of the tokens that follow, on the student's device."""
-        return self.read_out(self.features(sequences)) if self._network.apart else super().predict(sequences)
+        return self.read_out(self.features(sequences)) if self._network.separable else super().predict(sequences)
 
     def features(self, sequences: np.ndarray) -> Tensor:
         """Return the last hidden states [B, T, C] of sequences [B, T]."""
@@ -184,18 +175,18 @@ class HuggingFace(GradientStudent):
         return self._network.features_above(ids, self._states_below(sequences, ids))
 
     def _states_below(self, sequences: np.ndarray, ids: Tensor) -> Tensor:
-        """Return the hidden states of the layers that are never trained: kept ones, or new ones that are kept."""
+        """Return the output of the trunk for some sequences, from the cache where it is there."""
         keys = [row.tobytes() for row in sequences.astype(np.int64)]
-        new = {key: index for index, key in enumerate(keys) if key not in self._below}
+        new = {key: index for index, key in enumerate(keys) if key not in self._trunk_cache}
         fresh: dict[bytes, Tensor] = {}
         if new:
-            # Not in inference mode, whatever the caller is in: a later gradient may go through what is kept. One by
-            # one: what is kept must not depend on the sequences that it was asked for with.
+            # Not in inference mode, whatever mode the caller is in: a later gradient may go through cached states.
+            # One by one: cached states must not depend on the other sequences of a minibatch.
             with torch.inference_mode(False):
                 fresh = {key: self._network.below(ids[row : row + 1])[0] for key, row in new.items()}
-            room = KEPT_BYTES // fresh[next(iter(new))].nbytes - len(self._below)
-            self._below.update(islice(fresh.items(), max(room, 0)))
-        return torch.stack([fresh[key] if key in fresh else self._below[key] for key in keys])
+            room = CACHE_BYTES // fresh[next(iter(new))].nbytes - len(self._trunk_cache)
+            self._trunk_cache.update(islice(fresh.items(), max(room, 0)))
+        return torch.stack([fresh[key] if key in fresh else self._trunk_cache[key] for key in keys])
 
     def read_out(self, features: Tensor) -> Tensor:
         """Return the logits [B, T, V] of hidden states, in float32."""
@@ -218,9 +209,9 @@ class HuggingFace(GradientStudent):
         return super()._blocks(sequences, max(1, min(size, fits)))
 
 
-def _agree(name: str, said: object, found: object, path: Path) -> None:
-    if said and said != found:
+def _check_same(name: str, expected: object, actual: object, path: Path) -> None:
+    if expected and expected != actual:
         raise InputError(
-            f"{name} must be {said} for this student, but {path} has {found}: "
+            f"{name} must be {expected} for this student, but {path} has {actual}: "
             "give the folder of the model that the student was made from"
         )

@@ -9,7 +9,6 @@ A context shorter than k is padded with an id that no token has. Contexts of ord
 where `buckets` exceeds the vocabulary; longer ones are hashed, in integers: the same row on every machine.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,11 +16,10 @@ import numpy as np
 
 from fpld.errors import InputError
 from fpld.numerics import softmax
-from fpld.pace import Pace
-from fpld.rules.target import Target
-from fpld.students.base import Distillation, Student
-from fpld.students.checks import check_count, check_vocab
-from fpld.students.tails import TailAverage, tail_mean
+from fpld.progress import LoopProgress
+from fpld.students.base import Distillation, Student, TailAverage, tail_mean
+from fpld.students.checks import check_count, check_positive, check_vocab
+from fpld.target import Target
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
 MAX_PARAMETERS = 1 << 28
@@ -48,8 +46,7 @@ class NGramConfig:
         for name in ("order", "buckets", "batch"):
             check_count(name, getattr(self, name), 1)
         for name in ("rate", "distill_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(f"{name} must be a positive number, got {getattr(self, name)!r}")
+            check_positive(name, getattr(self, name))
         if self.parameters > MAX_PARAMETERS:
             raise InputError(f"order * buckets * vocab must be at most {MAX_PARAMETERS}, got {self.parameters}")
 
@@ -100,7 +97,8 @@ class NGram(Student):
     def _rows(self, sequences: np.ndarray) -> np.ndarray:
         """Return for every position of sequences [S, T] its row in the table of each order: [S, T, order]."""
         count, length = sequences.shape
-        order, buckets = self.config.order, np.uint64(self.config.buckets)
+        order = self.config.order
+        buckets = np.uint64(self.config.buckets)
         padded = np.full((count, order + length), self.config.vocab, np.uint64)
         padded[:, order:] = sequences
         rows = np.empty((count, length, order), np.int64)
@@ -124,49 +122,56 @@ class NGram(Student):
         def batch() -> Batch:
             return text_batch(rows, tokens, self.vocab, rng, self.config.batch, 1.0)
 
-        pace = Pace("training", steps, tokens=self.config.batch)
-        return self._train([batch], pace, rate or self.config.rate)
+        progress = LoopProgress("training", steps, tokens=self.config.batch)
+        return self._train([batch], progress, rate or self.config.rate)
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
-        rng, size = np.random.default_rng(how.seed), how.batch or self.config.batch
+        rng = np.random.default_rng(how.seed)
+        size = how.batch or self.config.batch
         rows = self._rows(sequences).reshape(-1, self.config.order)
 
-        draw = contexts_of(self, reference, sequences, rows, size)
+        draw = context_sampler(self, reference, sequences, rows, size)
 
         def probe_batch() -> Batch:
-            chosen, known = draw(rng)
-            p, log_p = target.rows(chosen, known)
+            chosen, reference_logits = draw(rng)
+            p, log_p = target.rows(chosen, reference_logits)
             return Batch(rows[chosen], p, -float(np.sum(p * log_p, dtype=np.float64)) / len(chosen), 1.0)
 
         batches = [probe_batch]
         if how.public is not None:
-            text, text_rows = how.public, self._rows(how.public[None, :-1])[0]
+            text = how.public
+            text_rows = self._rows(how.public[None, :-1])[0]
             batches.append(lambda: text_batch(text_rows, text, self.vocab, rng, size, how.public_weight))
-        pace = Pace("distillation", how.steps, tokens=size)
-        return self._train(batches, pace, how.rate or self.config.distill_rate, how.average)
+        progress = LoopProgress("distillation", how.steps, tokens=size)
+        return self._train(batches, progress, how.rate or self.config.distill_rate, how.average)
 
-    def _train(self, batches: list[Callable[[], "Batch"]], pace: Pace, rate: float, average: float = 0.0) -> float:
+    def _train(
+        self, batches: list[Callable[[], "Batch"]], progress: LoopProgress, rate: float, average: float = 0.0
+    ) -> float:
         """Take Adagrad steps; its sums start anew with each call, so the parameters are all the state."""
-        steps = pace.total
-        bias_sum, table_sum = np.zeros(1, np.float32), np.zeros(self.table.shape[:2], np.float32)
+        steps = progress.total
+        bias_sum = np.zeros(1, np.float32)
+        table_sum = np.zeros(self.table.shape[:2], np.float32)
         tail = TailAverage([self.bias, self.table], steps, average)
         losses = []
         for step in range(steps):
             drawn = [batch() for batch in batches]
             rows = np.concatenate([batch.rows for batch in drawn])
             q = softmax(self._logits(rows), np.float32)
-            gradient, value, start = np.empty_like(q), 0.0, 0
+            gradient = np.empty_like(q)
+            value = 0.0
+            start = 0
             for batch in drawn:
                 part = slice(start, start + len(batch.rows))
                 value += batch.weight * batch.divergence(q[part])
                 np.subtract(q[part], batch.p, out=gradient[part])
                 gradient[part] *= batch.weight
                 start = part.stop
-            # Linear decay: the last steps average over the noise of the minibatches.
+            # The rate decays linearly, so that the last steps average over the noise of the minibatches.
             self._step(rows, gradient, rate * (1.0 - step / steps), bias_sum, table_sum)
             losses.append(value)
             tail.add(step)
-            pace.add(loss=value)
+            progress.add(loss=value)
         tail.finish()
         return tail_mean(losses)
 
@@ -174,15 +179,15 @@ class NGram(Student):
         self, rows: np.ndarray, gradient: np.ndarray, rate: float, bias_sum: np.ndarray, table_sum: np.ndarray
     ) -> None:
         """Move the bias, and each table row that occurs, by its summed gradient [n, V]; rows [n, order]."""
-        move(self.bias[None], bias_sum, gradient.sum(axis=0, keepdims=True), np.zeros(1, np.int64), rate)
+        adagrad_step(self.bias[None], bias_sum, gradient.sum(axis=0, keepdims=True), np.zeros(1, np.int64), rate)
         for k in range(self.config.order):
             order = np.argsort(rows[:, k], kind="stable")
             chosen, first = np.unique(rows[order, k], return_index=True)
             total = np.add.reduceat(gradient[order], first, axis=0)  # [unique rows, V]
-            move(self.table[k], table_sum[k], total, chosen, rate)
+            adagrad_step(self.table[k], table_sum[k], total, chosen, rate)
 
 
-def move(table: np.ndarray, sums: np.ndarray, gradient: np.ndarray, chosen: np.ndarray, rate: float) -> None:
+def adagrad_step(table: np.ndarray, sums: np.ndarray, gradient: np.ndarray, chosen: np.ndarray, rate: float) -> None:
     """Take an Adagrad step on the chosen rows of a table [n, V], in place.
 
     A row has one scale, its sum of squared gradient norms, not one for each entry: a token that never follows
@@ -194,7 +199,7 @@ def move(table: np.ndarray, sums: np.ndarray, gradient: np.ndarray, chosen: np.n
 
 @dataclass(frozen=True)
 class Batch:
-    """Hold contexts by their rows [n, order], what to fit p [n, V], the constant of its loss, and its weight."""
+    """A minibatch: contexts by their rows [n, order], the target p [n, V], the constant of its loss, and its weight."""
 
     rows: np.ndarray
     p: np.ndarray
@@ -207,12 +212,13 @@ class Batch:
         return -float(np.sum(self.p * log_q, dtype=np.float64)) / len(q) - self.constant
 
 
-def contexts_of(
+def context_sampler(
     student: NGram, reference: Student | None, sequences: np.ndarray, rows: np.ndarray, size: int
 ) -> Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray | None]]:
-    """Return what draws about `size` contexts, with the logits of the reference for them if there is one.
+    """Return a function that draws about `size` contexts, with the logits of the reference for them if there is one.
 
-    Any contexts, if they cost nothing by themselves; another kind of model predicts whole sequences.
+    Single contexts are drawn if there is no reference, or an n-gram model of the same tables. Any other kind of model
+    predicts whole sequences, so whole sequences are drawn.
     """
     if reference is None or (isinstance(reference, NGram) and reference.config == student.config):
 
@@ -221,7 +227,8 @@ def contexts_of(
             return chosen, None if reference is None else reference._logits(rows[chosen])
 
         return some
-    predictor, (count, length) = reference.predictor(sequences), sequences.shape
+    predictor = reference.predictor(sequences)
+    count, length = sequences.shape
 
     def whole(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
         chosen = rng.integers(count, size=max(1, size // length))

@@ -15,7 +15,7 @@ import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
 from fpld.students.checks import check_count
-from fpld.students.configs import EPSILON, THETA, TransformerConfig
+from fpld.students.configs import NORM_EPSILON, ROTARY_BASE, TransformerConfig
 from fpld.students.export import export_llama
 
 try:
@@ -26,15 +26,15 @@ except ImportError as error:
     raise MissingExtraError("the transformer student", "torch") from error
 
 from fpld.students.gradient import GradientStudent
-from fpld.students.readout import target_loss, token_loss
+from fpld.students.losses import target_loss, token_loss
 
-LARGE = 16384  # a vocabulary with which logits of a minibatch are never held together
-EMBEDDING = 0.4  # the deviation of a new embedding: the stream starts at this scale
-EMBEDDING_RATE = 4.0  # an embedding so large needs larger steps than what multiplies a normed stream
+LARGE_VOCAB = 16384  # from here on the logits of a minibatch are never held together
+EMBEDDING_SCALE = 0.4  # the standard deviation of a new embedding
+EMBEDDING_RATE = 4.0  # factor of its learning rate: weights of this scale need larger steps
 
 
-class Block(nn.Module):
-    """One layer: attention over earlier positions, then a gated perceptron, each added to the stream."""
+class TransformerLayer(nn.Module):
+    """One layer: attention over earlier positions, then a gated perceptron, each added to the residual stream."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -43,28 +43,28 @@ class Block(nn.Module):
         self.qkv = nn.Parameter(torch.empty(3 * width, width))
         self.attend_out = nn.Parameter(torch.empty(width, width))
         self.mlp_norm = nn.Parameter(torch.empty(width))
-        self.mlp_in = nn.Parameter(torch.empty(2 * hidden, width))  # gate above, what it lets through below
+        self.mlp_in = nn.Parameter(torch.empty(2 * hidden, width))  # the gate above the values
         self.mlp_out = nn.Parameter(torch.empty(width, hidden))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Map the stream x [B, T, C] to the next layer's."""
+        """Map the residual stream x [B, T, C] to that of the next layer."""
         B, T, C = x.shape
-        y = F.linear(F.rms_norm(x, (C,), self.attend_norm, EPSILON), self.qkv)  # [B, T, 3C]
+        y = F.linear(F.rms_norm(x, (C,), self.attend_norm, NORM_EPSILON), self.qkv)  # [B, T, 3C]
         q, k, v = y.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each [B, H, T, C/H]
-        a = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
+        a = F.scaled_dot_product_attention(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, is_causal=True)
         x = x + F.linear(a.transpose(1, 2).reshape(B, T, C), self.attend_out)
-        y = F.linear(F.rms_norm(x, (C,), self.mlp_norm, EPSILON), self.mlp_in)  # [B, T, 2M]
+        y = F.linear(F.rms_norm(x, (C,), self.mlp_norm, NORM_EPSILON), self.mlp_in)  # [B, T, 2M]
         gate, value = y.chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * value, self.mlp_out)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn pairs of coordinates of x [B, H, T, D] by angles that grow with position; cos, sin [T, D/2]."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs of coordinates of x [B, H, T, D] by angles that grow with position; cos, sin [T, D/2]."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 
 
-class Network(nn.Module):
+class TransformerNetwork(nn.Module):
     """The layers between token ids [B, T] and logits [B, T, V]."""
 
     cos: Tensor
@@ -73,16 +73,18 @@ class Network(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(config.vocab, config.width))
-        self.blocks = nn.ModuleList(Block(config.width, config.heads, config.hidden) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            TransformerLayer(config.width, config.heads, config.hidden) for _ in range(config.layers)
+        )
         self.norm = nn.Parameter(torch.empty(config.width))
         half = config.width // config.heads // 2
-        angle = torch.outer(torch.arange(config.length), THETA ** (-torch.arange(half) / half))  # [T, D/2]
+        angle = torch.outer(torch.arange(config.length), ROTARY_BASE ** (-torch.arange(half) / half))  # [T, D/2]
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids [B, T] to the logits [B, T, V] of the tokens that follow."""
-        return F.linear(self.features(ids), self.embedding)  # it is tied: a fifth of the parameters at V = 1024
+        return F.linear(self.features(ids), self.embedding)  # tied weights
 
     def features(self, ids: Tensor) -> Tensor:
         """Return the last hidden states [B, T, C], of which logits are a linear map."""
@@ -90,19 +92,19 @@ class Network(nn.Module):
         x = F.embedding(ids, self.embedding)  # [B, T, C]
         for block in self.blocks:
             x = block(x, self.cos[:T], self.sin[:T])
-        return F.rms_norm(x, x.shape[-1:], self.norm, EPSILON)
+        return F.rms_norm(x, x.shape[-1:], self.norm, NORM_EPSILON)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw all weights; what adds to the stream starts near nothing, and the first logits are small."""
+        """Draw all weights: layers add little to the stream at first, and the first logits are small."""
         width = self.embedding.shape[1]
         for name, parameter in self.named_parameters():
             if name == "norm":
-                parameter.fill_(min(1.0, 0.7 / (EMBEDDING * width**0.5)))
+                parameter.fill_(min(1.0, 0.7 / (EMBEDDING_SCALE * width**0.5)))
             elif name.endswith("norm"):
                 parameter.fill_(1.0)
             else:
-                scale = EMBEDDING if name == "embedding" else parameter.shape[1] ** -0.5
+                scale = EMBEDDING_SCALE if name == "embedding" else parameter.shape[1] ** -0.5
                 if name.endswith("_out"):
                     scale *= 0.05 * len(self.blocks) ** -0.5
                 parameter.normal_(0.0, scale, generator=generator)
@@ -117,10 +119,12 @@ class Network(nn.Module):
         the highest rotary frequencies make their product largest at a distance of 1 or 2.
         """
         block: Any = self.blocks[0]
-        width, heads = self.embedding.shape[1], block.heads
+        width = self.embedding.shape[1]
+        heads = block.heads
         size = width // heads
-        half, waves = size // 2, min(3, size // 2)
-        self.embedding[:, 0] = 3.0 * EMBEDDING
+        half = size // 2
+        waves = min(3, size // 2)
+        self.embedding[:, 0] = 3.0 * EMBEDDING_SCALE
         constant = 3.0 / math.sqrt(1.0 + 9.0 / width)  # that channel after the norm
         scale = math.sqrt(24.0 * math.sqrt(size) / waves) / constant  # the largest product is 24
         query, key, _ = block.qkv.view(3, heads, size, width)
@@ -129,7 +133,7 @@ class Network(nn.Module):
             query[head] *= 0.3
             key[head] *= 0.3
             for wave in range(waves):
-                angle = distance * THETA ** (-wave / half)
+                angle = distance * ROTARY_BASE ** (-wave / half)
                 query[head, wave, 0] += scale
                 key[head, wave, 0] += scale * math.cos(angle)
                 key[head, half + wave, 0] += scale * math.sin(angle)
@@ -147,13 +151,13 @@ class Transformer(GradientStudent):
     kind = "transformer"
     Config = TransformerConfig
     config: TransformerConfig
-    _network: Network
+    _network: TransformerNetwork
 
     def __init__(self, config: TransformerConfig, *, seed: int, device: str = "cpu") -> None:
         check_count("seed", seed, 0)
         check_count("vocab", config.vocab, 2)
         self.config = config
-        network = Network(config)
+        network = TransformerNetwork(config)
         network.initialise(torch.Generator().manual_seed(seed))
         self._network = network
         self.to(device)
@@ -171,7 +175,7 @@ class Transformer(GradientStudent):
     @property
     def _large(self) -> bool:
         """Return whether logits are so many that losses go by blocks of contexts."""
-        return self.vocab >= LARGE
+        return self.vocab >= LARGE_VOCAB
 
     def _token_loss(self, ids: Tensor) -> Tensor:
         if not self._large:
@@ -185,7 +189,7 @@ class Transformer(GradientStudent):
         features = self._network.features(self._ids(sequences)).flatten(0, 1)
         return target_loss(features, self._network.embedding, t.flatten(0, 1))
 
-    def _rate(self, name: str) -> float:
+    def _rate_factor(self, name: str) -> float:
         return EMBEDDING_RATE if name == "embedding" else 1.0
 
     def copy(self) -> Self:
@@ -205,18 +209,19 @@ def llama_weights(state: Mapping[str, np.ndarray], layers: int) -> dict[str, np.
     """Name a transformer's weights as transformers' LlamaForCausalLM does; the embedding is the head too."""
     weights = {"model.embed_tokens.weight": state["embedding"], "model.norm.weight": state["norm"]}
     for index in range(layers):
-        own, theirs = f"blocks.{index}.", f"model.layers.{index}."
-        query, key, value = np.split(state[own + "qkv"], 3)
-        gate, up = np.split(state[own + "mlp_in"], 2)
+        layer = f"blocks.{index}."
+        llama = f"model.layers.{index}."
+        query, key, value = np.split(state[layer + "qkv"], 3)
+        gate, up = np.split(state[layer + "mlp_in"], 2)
         weights |= {
-            theirs + "input_layernorm.weight": state[own + "attend_norm"],
-            theirs + "self_attn.q_proj.weight": query,
-            theirs + "self_attn.k_proj.weight": key,
-            theirs + "self_attn.v_proj.weight": value,
-            theirs + "self_attn.o_proj.weight": state[own + "attend_out"],
-            theirs + "post_attention_layernorm.weight": state[own + "mlp_norm"],
-            theirs + "mlp.gate_proj.weight": gate,
-            theirs + "mlp.up_proj.weight": up,
-            theirs + "mlp.down_proj.weight": state[own + "mlp_out"],
+            llama + "input_layernorm.weight": state[layer + "attend_norm"],
+            llama + "self_attn.q_proj.weight": query,
+            llama + "self_attn.k_proj.weight": key,
+            llama + "self_attn.v_proj.weight": value,
+            llama + "self_attn.o_proj.weight": state[layer + "attend_out"],
+            llama + "post_attention_layernorm.weight": state[layer + "mlp_norm"],
+            llama + "mlp.gate_proj.weight": gate,
+            llama + "mlp.up_proj.weight": up,
+            llama + "mlp.down_proj.weight": state[layer + "mlp_out"],
         }
     return weights

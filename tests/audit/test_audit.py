@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from fpld.audit.attacks import Sent, label_scores, model_scores
-from fpld.audit.canaries import insert, probe_canaries, text_canaries
+from fpld.audit.attacks import ObservedReply, insert_canaries, label_scores, model_scores, probe_canaries, text_canaries
 from fpld.cli import main
 from fpld.codecs import encode
 from fpld.errors import InputError
@@ -38,25 +37,25 @@ def private(text: str, section: str = "") -> str:
 
 def test_probe_canaries_end_in_a_token_that_their_context_does_not_tell() -> None:
     sequences = np.random.default_rng(0).integers(50, size=(400, 12)).astype(np.int32)
-    found = probe_canaries(sequences, 50, 200, seed=3)
-    assert found.contexts is not None
-    assert found.tokens.shape == (200, 9)
-    rows = found.contexts // 12
-    assert np.array_equal(found.tokens[:, :8], sequences[rows, :8])
-    assert (found.contexts % 12 == 7).all()
-    assert len(np.unique(found.tokens[:, :8], axis=0)) == 200
-    assert 60 < found.included.sum() < 140  # a fair coin each: outside with a chance of 1e-8
-    assert (found.tokens[:, 8] != sequences[rows, 8]).mean() > 0.8
+    canaries = probe_canaries(sequences, 50, 200, seed=3)
+    assert canaries.contexts is not None
+    assert canaries.tokens.shape == (200, 9)
+    rows = canaries.contexts // 12
+    assert np.array_equal(canaries.tokens[:, :8], sequences[rows, :8])
+    assert (canaries.contexts % 12 == 7).all()
+    assert len(np.unique(canaries.tokens[:, :8], axis=0)) == 200
+    assert 60 < canaries.included.sum() < 140  # a fair coin each: outside with a chance of 1e-8
+    assert (canaries.tokens[:, 8] != sequences[rows, 8]).mean() > 0.8
     with pytest.raises(InputError, match="canaries must be at most the different probe sequences, 400, got 500"):
         probe_canaries(sequences, 50, 500, seed=3)
 
 
 def test_included_canaries_are_documents_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "text.safetensors"
-    own = {"tokens": np.arange(7, dtype=np.int32), "lengths": np.array([3, 4]), "groups": np.array([0, 1])}
-    write_arrays(path, own, {})
+    arrays = {"tokens": np.arange(7, dtype=np.int32), "lengths": np.array([3, 4]), "groups": np.array([0, 1])}
+    write_arrays(path, arrays, {})
     canaries = text_canaries(np.arange(100, 160, dtype=np.int32), 5, 8, seed=0)
-    insert(path, [canaries], copies=3)
+    insert_canaries(path, [canaries], copies=3)
     arrays, _ = read_arrays(path)
     inside = canaries.tokens[canaries.included]
     assert arrays["tokens"].tolist() == [*range(7), *np.repeat(inside, 3, axis=0).ravel().tolist()]
@@ -75,19 +74,21 @@ def test_labels_are_scored_at_the_canaries_contexts(codec: str) -> None:
     logits = rng.normal(size=(480, 30)).astype(np.float32)
     plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=480, vocab=30, bits=32.0 * 30)
     coding = codecs.get(codec)
-    found = label_scores(Sent(coding, encode(coding, logits, plan), plan), canaries, before, sequences)
-    rows, last = canaries.contexts, canaries.tokens[:, -1]
+    scores = label_scores(ObservedReply(coding, encode(coding, logits, plan), plan), canaries, before, sequences)
+    rows = canaries.contexts
+    last = canaries.tokens[:, -1]
     expected = log_softmax(logits)[rows, last] - log_softmax(before.logits(sequences))[rows, last]
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(scores, expected, atol=1e-3)
 
 
 def test_models_are_scored_by_what_they_make_likelier() -> None:
     rng = np.random.default_rng(0)
-    before, after = NGram(NGramConfig(vocab=30, buckets=64)), NGram(NGramConfig(vocab=30, buckets=64))
+    before = NGram(NGramConfig(vocab=30, buckets=64))
+    after = NGram(NGramConfig(vocab=30, buckets=64))
     after.load_state({name: rng.normal(size=array.shape) for name, array in after.state().items()})
     canaries = text_canaries(rng.integers(30, size=200).astype(np.int32), 9, 10, seed=0)
-    found = model_scores(after, before, canaries)
-    for score, tokens in zip(found, canaries.tokens, strict=True):
+    scores = model_scores(after, before, canaries)
+    for score, tokens in zip(scores, canaries.tokens, strict=True):
         assert score == pytest.approx(before.loss(tokens, 8)[0] - after.loss(tokens, 8)[0], rel=1e-4)
 
 
@@ -107,10 +108,10 @@ def test_an_audit_finds_canaries_and_private_training_hides_them(
         rows = json.loads(capsys.readouterr().out)["rows"]
         tables[name] = {(row["canaries"], row["attack"]): row for row in rows}
         assert len(rows) == 5
-    found = tables["open"]["probe", "labels"]
-    assert found["auc_low"] > 0.7
-    assert found["epsilon_lower"] > 0.5
-    assert found["epsilon_upper"] is None
+    row = tables["open"]["probe", "labels"]
+    assert row["auc_low"] > 0.7
+    assert row["epsilon_lower"] > 0.5
+    assert row["epsilon_upper"] is None
     for row in tables["private"].values():
         assert row["epsilon_lower"] <= row["epsilon_upper"] <= 1.0
         assert row["auc"] < 0.75

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fpld.audit.statistics import auc, epsilon_bound, guessing_chance, true_positives
+from fpld.audit.statistics import auc, epsilon_bound, guess_probability_bound, true_positive_rate
 
 ALARM = 1e-6
 
@@ -25,14 +25,16 @@ def responses(epsilon: float, canaries: int, seed: int) -> tuple[np.ndarray, np.
 def test_the_bound_holds_and_is_near_for_randomized_response(epsilon: float) -> None:
     """It may fail in 5 % of the trials: more than the binomial's upper end at a false-alarm rate of 1e-6 is a bug."""
     trials = 40
-    found = [epsilon_bound(*responses(epsilon, 1000, seed), 0.0, seed=seed) for seed in range(trials)]
-    assert sum(bound > epsilon for bound in found) <= stats.binom.isf(ALARM, trials, 0.05)
-    assert 0.5 * epsilon < np.mean(found) < epsilon
+    bounds = [epsilon_bound(*responses(epsilon, 1000, seed), 0.0, seed=seed) for seed in range(trials)]
+    assert sum(bound > epsilon for bound in bounds) <= stats.binom.isf(ALARM, trials, 0.05)
+    assert 0.5 * epsilon < np.mean(bounds) < epsilon
 
 
 def test_the_bound_holds_for_the_gaussian_mechanism() -> None:
     """Canaries summed by themselves under noise: an epsilon of 2 at delta 1e-5 takes a noise of 1.93."""
-    noise, delta, trials = 1.93, 1e-5, 20
+    noise = 1.93
+    delta = 1e-5
+    trials = 20
     over = 0
     for seed in range(trials):
         rng = np.random.default_rng(seed)
@@ -44,9 +46,9 @@ def test_the_bound_holds_for_the_gaussian_mechanism() -> None:
 def test_without_delta_the_chance_is_binomial_and_delta_adds_to_it() -> None:
     for right in (0, 30, 60):
         expected = stats.binom.sf(right - 1, 60, 1 / (1 + math.exp(-1.0)))
-        assert guessing_chance(200, 60, right, 1.0, 0.0) == pytest.approx(expected)
-        assert guessing_chance(200, 60, right, 1.0, 1e-3) >= expected
-    assert guessing_chance(200, 60, 60, 2.0, 1e-5) > guessing_chance(200, 60, 60, 1.0, 1e-5)
+        assert guess_probability_bound(200, 60, right, 1.0, 0.0) == pytest.approx(expected)
+        assert guess_probability_bound(200, 60, right, 1.0, 1e-3) >= expected
+    assert guess_probability_bound(200, 60, 60, 2.0, 1e-5) > guess_probability_bound(200, 60, 60, 1.0, 1e-5)
 
 
 def test_a_bound_says_nothing_where_nothing_is_known() -> None:
@@ -58,21 +60,24 @@ def test_a_bound_says_nothing_where_nothing_is_known() -> None:
 
 def test_auc_is_that_of_mann_and_whitney() -> None:
     rng = np.random.default_rng(1)
-    scores, included = np.round(rng.normal(size=200), 1), rng.random(200) < 0.5
+    scores = np.round(rng.normal(size=200), 1)
+    included = rng.random(200) < 0.5
     expected = stats.mannwhitneyu(scores[included], scores[~included]).statistic
-    found = auc(scores, included)
-    assert found.value == pytest.approx(expected / included.sum() / (~included).sum())
-    assert found.low < found.value < found.high
+    estimate = auc(scores, included)
+    assert estimate.value == pytest.approx(expected / included.sum() / (~included).sum())
+    assert estimate.low < estimate.value < estimate.high
 
 
 def test_the_interval_of_the_auc_covers_it() -> None:
     """Two normals one deviation apart: coverage of 95 %, within the binomial at a false-alarm rate of 1e-6."""
-    true, trials, covered = stats.norm.cdf(1 / math.sqrt(2)), 200, 0
+    true = stats.norm.cdf(1 / math.sqrt(2))
+    trials = 200
+    covered = 0
     rng = np.random.default_rng(2)
     for _ in range(trials):
         included = np.arange(160) < 80
-        found = auc(rng.normal(size=160) + included, included)
-        covered += found.low <= true <= found.high
+        estimate = auc(rng.normal(size=160) + included, included)
+        covered += estimate.low <= true <= estimate.high
     low, high = stats.binom.ppf([ALARM, 1 - ALARM], trials, 0.95)
     assert low <= covered <= high
 
@@ -80,8 +85,8 @@ def test_the_interval_of_the_auc_covers_it() -> None:
 def test_true_positives_are_counted_above_the_hundredth_of_the_others() -> None:
     scores = np.concatenate((np.arange(200.0), [198.5, 198.5, 100.0, 250.0]))
     included = np.arange(204) >= 200
-    found = true_positives(scores, included)  # of 200 two may be above: the threshold is 197
-    assert found.value == pytest.approx(3 / 4)
+    rate = true_positive_rate(scores, included)  # of 200 two may be above: the threshold is 197
+    assert rate.value == pytest.approx(3 / 4)
     exact = stats.binomtest(3, 4).proportion_ci(method="exact")
-    assert (found.low, found.high) == pytest.approx((exact.low, exact.high))
-    assert true_positives(-scores, included)[:2] == (0.0, 0.0)
+    assert (rate.low, rate.high) == pytest.approx((exact.low, exact.high))
+    assert true_positive_rate(-scores, included)[:2] == (0.0, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ from benchmarks.peers.eden import EdenCodec
 from benchmarks.peers.softlabel import SoftLabelCodec
 from benchmarks.peers.stochastic import StochasticCodec
 from benchmarks.peers.topk import TopKCodec
-from fpld import Codec, InputError, decode, encode
+from fpld import InputError, decode, encode
 from fpld.numerics import centre
 from tests.helpers import make_plan
+
+if TYPE_CHECKING:
+    from fpld.codecs import Codec
 
 UNBIASED = [
     pytest.param(StochasticCodec(), id="stochastic"),

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def test_a_configuration_gets_another_promise_or_none() -> None:
-    config, _ = configuration.load("private", seed=3)
+    config, _ = configuration.read_config("private", seed=3)
     other = promising(config, 8.0, {"unit": "window", "batch": 64}, 1e-3)
     assert other.privacy is not None
     assert (other.privacy.epsilon, other.privacy.unit, other.privacy.batch) == (8.0, "window", 64)
     assert (other.local.rate, other.local.steps, other.run.seed) == (1e-3, config.local.steps, 3)
     assert promising(config, math.inf, {}, None).privacy is None
     with pytest.raises(SystemExit, match="privacy"):
-        promising(configuration.load("demo")[0], 1.0, {}, None)
+        promising(configuration.read_config("demo")[0], 1.0, {}, None)
 
 
 def test_a_row_has_base_best_node_mean_and_student(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ ALLOCATORS = [allocators.optimal, allocators.uniform, allocators.inverse]
 
 def instance(rng: np.random.Generator) -> dict[str, Any]:
     """A random feasible instance: weights over decades, some caps, some floors, some ties."""
-    nodes, vocab = int(rng.integers(1, 12)), int(rng.integers(2, 500))
+    nodes = int(rng.integers(1, 12))
+    vocab = int(rng.integers(2, 500))
     weights = np.ones(nodes) if rng.random() < 0.1 else np.exp(rng.normal(0, 2, nodes))
     floors = rng.uniform(0, 3 * vocab, nodes) * (rng.random(nodes) < 0.5)
     caps = floors + rng.exponential(2 * vocab, nodes)
@@ -53,7 +54,8 @@ def test_kkt_conditions_on_1000_random_instances() -> None:
         bits = allocators.optimal(**case)
         gain = case["weights"] * np.exp2(-2 * bits / case["vocab"])
         near = 1e-9 * max(case["total"], 1)
-        low, high = bits <= case["floors"] + near, bits >= case["caps"] - near
+        low = bits <= case["floors"] + near
+        high = bits >= case["caps"] - near
         free = ~low & ~high
         level = np.median(gain[free]) if free.any() else None
         if level is not None:
@@ -66,8 +68,11 @@ def test_kkt_conditions_on_1000_random_instances() -> None:
 
 def scipy_bits(case: dict[str, Any]) -> tuple[float, bool]:
     """Theorem 5's problem in units of V/2 bits, by SLSQP; its objective and whether it converged."""
-    weights, unit = case["weights"] / case["weights"].max(), case["vocab"] / 2
-    low, high, total = case["floors"] / unit, case["caps"] / unit, case["total"] / unit
+    weights = case["weights"] / case["weights"].max()
+    unit = case["vocab"] / 2
+    low = case["floors"] / unit
+    high = case["caps"] / unit
+    total = case["total"] / unit
     start = allocators.uniform(**case) / unit
     found = optimize.minimize(
         lambda x: float((weights * np.exp2(-x)).sum()),
@@ -97,7 +102,9 @@ def test_no_worse_than_a_scipy_solver_on_1000_random_instances() -> None:
 
 
 def test_closed_form_without_limits() -> None:
-    weights, total, vocab = np.array([0.5, 3.0, 7.0]), 5000.0, 300
+    weights = np.array([0.5, 3.0, 7.0])
+    total = 5000.0
+    vocab = 300
     expected = total / 3 + vocab / 2 * np.log2(weights / np.exp(np.log(weights).mean()))
     bits = allocators.optimal(weights, total, vocab)
     assert bits == pytest.approx(expected)
@@ -168,8 +175,10 @@ def test_a_million_nodes() -> None:
 def test_equal_slopes_is_what_a_solver_finds() -> None:
     rng = np.random.default_rng(11)
     for _ in range(20):
-        levels, rates = rng.normal(0, 1, 5), rng.uniform(0.05, 0.3, 5)
-        caps, floors = rng.uniform(100, 400, 5), rng.uniform(1, 20, 5)
+        levels = rng.normal(0, 1, 5)
+        rates = rng.uniform(0.05, 0.3, 5)
+        caps = rng.uniform(100, 400, 5)
+        floors = rng.uniform(1, 20, 5)
         total = float(rng.uniform(floors.sum() * 1.1, caps.sum() * 0.95))
         bits = allocators.equal_slopes(levels, rates, total, caps, floors)
 
@@ -200,7 +209,9 @@ def test_equal_slopes_is_lamberts_function() -> None:
     rng = np.random.default_rng(12)
     for _ in range(50):
         nodes = int(rng.integers(1, 8))
-        levels, rates, total = rng.normal(0, 2, nodes), np.exp(rng.normal(-2, 1, nodes)), float(rng.uniform(10, 5000))
+        levels = rng.normal(0, 2, nodes)
+        rates = np.exp(rng.normal(-2, 1, nodes))
+        total = float(rng.uniform(10, 5000))
 
         def bits_at(slope: float, levels: Floats = levels, rates: Floats = rates) -> Floats:
             bits: Floats = np.square(special.lambertw(rates**2 * np.exp(levels - slope) / 2).real / rates)

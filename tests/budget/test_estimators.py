@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fpld import Decoded, InputError, Moments, Plan, UniformCodec, distortion_weights
+from fpld import Decoded, InputError, Plan
 from fpld.budget import allocators
-from fpld.budget.agreement import Agreement
-from fpld.budget.curves import fit_curve, loss_curve
-from fpld.budget.estimators import Seen
-from fpld.codecs import PredictiveCodec, decode, encode, make_prior
+from fpld.budget.estimators import Moments, Observation, distortion_weights, fit_curve, loss_curve
+from fpld.codecs import PredictiveCodec, UniformCodec, decode, encode, make_prior
 from fpld.paper import theory
 from fpld.paper.theory import objective
-from fpld.protocol.replies import Sample
+from fpld.protocol.combine import LogitSample
+from fpld.protocol.round_statistics import Agreement
 from fpld.registry import codecs, estimators
 from tests.helpers import make_plan
 
@@ -24,22 +23,23 @@ CLIPS = np.array([1.0, 4.0])
 ADAPTIVE = [name for name in estimators.names() if name != "none"]
 
 
-def seen(*nodes: int, scale: float = 1.0) -> Seen:
+def seen(*nodes: int, scale: float = 1.0) -> Observation:
     """A round of the uniform codec as the aggregator sees it, of the nodes that answered; node i's clip is 2^i."""
-    codec, decoded = UniformCodec(), []
+    codec = UniformCodec()
+    decoded = []
     plans = [make_plan(node=i, contexts=20, vocab=30, bits=90.0, clip=2.0**i * scale) for i in nodes]
     for plan in plans:
         logits = np.random.default_rng(plan.node).normal(0, plan.clip or 1.0, plan.shape)
         decoded.append(decode(codec, encode(codec, logits, plan), plan))
     values = np.stack([reply.values for reply in decoded]).astype(np.float32)
     variance = np.stack([np.broadcast_to(reply.variance, values.shape[1:]) for reply in decoded]).astype(np.float32)
-    return Seen(
+    return Observation(
         list(nodes),
         plans,
         codecs.get("uniform"),
         variance.mean(axis=(1, 2)).astype(np.float64),
         np.square(values, dtype=np.float64).sum(axis=(1, 2)),
-        [Sample(np.arange(20), values, variance, theory.softmax(values.mean(axis=0)), None)],
+        [LogitSample(np.arange(20), values, variance, theory.softmax(values.mean(axis=0)), None)],
     )
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_estimated_by_none() -> None:
     none = estimators.get("none")
     state = none.observe(none.start(K), seen(0, 1, 2))
     assert none.weights(state) is None
-    assert not none.wants.warmup
+    assert not none.traits.warmup
 
 
 @pytest.mark.parametrize("name", estimators.names())
@@ -81,7 +81,8 @@ def test_a_silent_node_keeps_its_weight(name: str) -> None:
     estimator = estimators.get(name)
     state = estimator.observe(estimator.start(K), seen(0, 1, 2))
     later = estimator.observe(state, seen(0, 2, scale=3.0))
-    before, after = estimator.weights(state), estimator.weights(later)
+    before = estimator.weights(state)
+    after = estimator.weights(later)
     assert before is not None
     assert after is not None
     assert after[1] == before[1]
@@ -95,7 +96,7 @@ def test_a_node_that_was_never_heard_gets_an_even_share(name: str) -> None:
     weights = estimator.weights(state)
     assert weights is not None
     assert allocators.optimal(weights, 300.0, 30)[1] == pytest.approx(100.0)
-    if not estimator.wants.allocator:
+    if not estimator.traits.allocator:
         bits = estimator.share(state, 300.0, np.full(K, 200.0), np.full(K, 31.0))
         assert bits.sum() == pytest.approx(300.0)
 
@@ -119,7 +120,8 @@ def test_warmup_is_the_papers_average() -> None:
 
 def test_the_estimator_is_the_moments_of_what_was_decoded() -> None:
     rounds = [seen(0, 1, 2), seen(0, 1, scale=2.0)]
-    estimator, moments = estimators.get("second-moment"), Moments.start(K, forget=0.5)
+    estimator = estimators.get("second-moment")
+    moments = Moments.start(K, forget=0.5)
     state = estimator.start(K, forget=0.5)
     for each in rounds:
         state = estimator.observe(state, each)
@@ -141,11 +143,13 @@ def test_streaming_follows_a_drift_that_the_warmup_average_misses() -> None:
     Errors of the weights enter the cost squared: 2 % is a log-ratio of weights off by 0.4, beyond eight deviations.
     """
     rng = np.random.default_rng(2)
-    steady, streaming = Moments.start(2), Moments.start(2, forget=0.5)
+    steady = Moments.start(2)
+    streaming = Moments.start(2, forget=0.5)
     for t in range(12):
         scale = (1.0, 0.5 if t < 6 else 4.0)
         decoded = {node: rng.normal(0, scale[node], (50, 20)) for node in range(2)}
-        steady, streaming = steady.update(decoded), streaming.update(decoded)
+        steady = steady.update(decoded)
+        streaming = streaming.update(decoded)
     now = np.array([1.0, 16.0])
     cost = {
         name: objective(allocators.optimal(state.weights(), 80, 20), now, 20).total
@@ -209,9 +213,11 @@ def test_a_loss_curve_foretells_what_other_budgets_lose() -> None:
     Losses do not lie on the curve, and the codec reports 6 % less noise than there is: expected are the mean ratios of
     twelve other draws. Their standard deviation is 0.010 at most, and 0.05 is five of them: a false alarm in a million.
     """
-    rng, contexts = np.random.default_rng(30), 480
+    rng = np.random.default_rng(30)
+    contexts = 480
     common = -2.0 * np.log(np.argsort(rng.random((contexts, 256)), axis=1) + 1) + rng.normal(0, 1, (contexts, 256))
-    logits, prior = common + rng.normal(0, 0.6, common.shape), make_prior(common)
+    logits = common + rng.normal(0, 0.6, common.shape)
+    prior = make_prior(common)
     codec = PredictiveCodec()
 
     def sent(bits: float) -> tuple[Plan, Decoded]:
@@ -232,7 +238,8 @@ def test_agreement_is_told_from_difference() -> None:
     weights = np.full((50, 40), 1 / 40)
     same = rng.normal(0, 1, (50, 40))
     noise = np.full((4, 50, 40), 0.01)
-    agree, differ = Agreement(), Agreement()
+    agree = Agreement()
+    differ = Agreement()
     agree.add(same + rng.normal(0, 0.1, (4, 50, 40)), noise, weights)
     differ.add(rng.normal(0, 1, (4, 50, 40)), noise, weights)
     assert agree.reached

@@ -14,7 +14,9 @@ from fpld.budget.policy import Budget
 if TYPE_CHECKING:
     from fpld.types import Floats
 
-CAPS, FLOORS, WEIGHTS = np.array([300.0, 300.0, 90.0]), np.array([10.0, 10.0, 10.0]), np.array([1.0, 4.0, 16.0])
+CAPS = np.array([300.0, 300.0, 90.0])
+FLOORS = np.array([10.0, 10.0, 10.0])
+WEIGHTS = np.array([1.0, 4.0, 16.0])
 
 
 def budget(**changes: Any) -> Budget:
@@ -35,7 +37,8 @@ def test_given_weights_are_used_from_the_first_round_by_the_optimal_allocator() 
 
 @pytest.mark.parametrize("estimator", ["second-moment", "distortion", "curves"])
 def test_an_estimator_begins_with_a_uniform_warmup(estimator: str) -> None:
-    adaptive, state = budget(estimator=estimator, warmup=2), registry.estimators.get(estimator).start(3)
+    adaptive = budget(estimator=estimator, warmup=2)
+    state = registry.estimators.get(estimator).start(3)
     for round in (1, 2, 3):  # in the third because nobody was heard
         assert adaptive.bits(round, state) == pytest.approx([105.0, 105.0, 90.0])
     assert adaptive.sharing.startswith("the total is shared out evenly until round 2, then by the")
@@ -46,7 +49,8 @@ def test_estimated_weights_replace_those_given_and_curves_share_out_by_equal_slo
     found = np.array([4.0, 1.0, 1.0])
     adaptive = budget(estimator="distortion").bits(2, {"weights": found})
     assert adaptive == pytest.approx(allocators.optimal(found, 300.0, 20, CAPS, FLOORS))
-    levels, rates = np.array([0.0, 0.0, 1.0]), np.array([0.1, 0.2, 0.1])
+    levels = np.array([0.0, 0.0, 1.0])
+    rates = np.array([0.1, 0.2, 0.1])
     shared = budget(estimator="curves").bits(2, {"weights": found, "levels": levels, "rates": rates})
     assert shared == pytest.approx(allocators.equal_slopes(levels, rates, 300.0, CAPS, FLOORS))
 

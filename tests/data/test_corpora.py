@@ -9,8 +9,7 @@ from itertools import pairwise
 import pytest
 
 from fpld.data import corpus
-from fpld.data.corpora import ENWIK8_BYTES, ERAS, _blocks, _medline, era
-from fpld.data.specialties import SPECIALTIES, specialty
+from fpld.data.corpora import ENWIK8_BYTES, ERAS, SPECIALTIES, _blocks, _medline, era, specialty
 from fpld.errors import InputError, MissingExtraError
 
 ARTICLE = """<PubmedArticle><MedlineCitation><PMID Version="1">{pmid}</PMID><Article>{abstract}

@@ -42,7 +42,8 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> FakePip:
 
 
 def test_downloads_once_checks_and_leaves_nothing_else(pip: FakePip, tmp_path: Path) -> None:
-    first, second = fetch("toy", tmp_path / "cache"), fetch("toy", tmp_path / "cache")
+    first = fetch("toy", tmp_path / "cache")
+    second = fetch("toy", tmp_path / "cache")
     assert first == second
     assert first.read_bytes() == CONTENT
     assert len(pip.commands) == 1

@@ -23,13 +23,25 @@ class Row(NamedTuple):
     without: str = ""
 
 
-WIRE, MACHINES, REFUSALS = "test_wire.py::", "protocol/test_machines.py::", "flower/test_refusals.py::"
-CODECS, RUN, CRASH = "test_codecs.py::", "federation/test_run.py::", "federation/test_crash.py::"
-CLAIMS, ANSWERS, PAGES = "faults/test_claims.py::", "faults/test_answers.py::", "faults/test_pages.py::"
-HEALING, OPERATIONS = "flower/test_healing.py::", "flower/test_operations.py::"
-EXHAUSTED, ORDERS, NODES = "flower/test_exhausted.py::", "flower/test_orders.py::", "protocol/test_nodes.py::"
-FAULTS, RECEIVE = "federation/test_faults.py::", "flower/test_receive.py::"
-DISKS, ROUNDS, SITES = "faults/test_disks.py::", "faults/test_rounds.py::", "faults/test_sites.py::"
+WIRE = "protocol/test_wire.py::"
+MACHINES = "protocol/test_machines.py::"
+REFUSALS = "engines/flower/test_refusals.py::"
+CODECS = "codecs/test_codecs.py::"
+RUN = "federation/test_run.py::"
+CRASH = "federation/test_crash.py::"
+CLAIMS = "faults/test_claims.py::"
+ANSWERS = "faults/test_answers.py::"
+PAGES = "faults/test_pages.py::"
+HEALING = "engines/flower/test_healing.py::"
+OPERATIONS = "engines/flower/test_operations.py::"
+EXHAUSTED = "engines/flower/test_exhausted.py::"
+ORDERS = "engines/flower/test_orders.py::"
+NODES = "protocol/test_nodes.py::"
+FAULTS = "federation/test_faults.py::"
+RECEIVE = "engines/flower/test_receive.py::"
+DISKS = "faults/test_disks.py::"
+ROUNDS = "faults/test_rounds.py::"
+SITES = "faults/test_sites.py::"
 
 DECODER = (
     Row(
@@ -62,7 +74,7 @@ DECODER = (
         "an index above the level count",
         "cannot be written: every digit is below its radix; other codecs refuse the frame",
         (
-            "test_uniform.py::test_any_bytes_of_the_right_length_decode_to_values_in_range",
+            "codecs/test_uniform.py::test_any_bytes_of_the_right_length_decode_to_values_in_range",
             CODECS + "test_hostile_payloads_are_refused_or_decode_to_finite_values",
         ),
     ),
@@ -247,7 +259,7 @@ AGGREGATOR = (
         "an unregistered key, another authority, no TLS",
         "turned away",
         (
-            "flower/test_admission.py::test_plaintext_unregistered_and_wrong_authority_are_turned_away",
+            "engines/flower/test_admission.py::test_plaintext_unregistered_and_wrong_authority_are_turned_away",
             REFUSALS + "test_an_unregistered_key_under_a_registered_name",
         ),
         "an expired certificate is left to the TLS library that Flower uses",
@@ -255,7 +267,7 @@ AGGREGATOR = (
     Row(
         "one node, or nodes that are all equal",
         "a defined result",
-        ("federation/test_rules.py::test_of_one_node_every_rule_makes_that_node",),
+        ("federation/test_rules_in_runs.py::test_of_one_node_every_rule_makes_that_node",),
     ),
     Row(
         "distillation diverges",
@@ -267,7 +279,7 @@ AGGREGATOR = (
         "a clean checkpoint, and the end",
         (
             CRASH + "test_an_interrupt_ends_cleanly_and_can_be_resumed",
-            "flower/test_deployment.py::test_a_stop_is_clean",
+            "engines/flower/test_deployment.py::test_a_stop_is_clean",
         ),
     ),
     Row(
@@ -347,7 +359,7 @@ MORE = (
         "a node is killed and started again while it works",
         "let in at once, asked again in the same round, the same result",
         (
-            "flower/test_kills.py::test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice",
+            "engines/flower/test_kills.py::test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice",
             HEALING + "test_a_node_that_was_killed_signs_off_what_is_left_of_it",
             HEALING + "test_a_node_that_is_lost_and_back_is_asked_again_in_the_same_round",
         ),
@@ -385,7 +397,7 @@ MORE = (
     Row(
         "a node, the SuperLink or the aggregator is killed at any moment",
         "it goes on by itself once that is started again, with the same result",
-        ("flower/test_kills.py::test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice",),
+        ("engines/flower/test_kills.py::test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice",),
     ),
     Row(
         "a node dies while it sends its answer",
@@ -495,7 +507,8 @@ def _ran(found: dict[str, Any]) -> str:
 
 def page() -> str:
     """Return the page."""
-    parts, number = [HEAD], 0
+    parts = [HEAD]
+    number = 0
     for name, rows in PARTS.items():
         parts += [f"\n## {name}\n", "| | fault | promise | tests |", "|---|---|---|---|"]
         for row in rows:

@@ -9,16 +9,16 @@ import pytest
 from flwr.app import Error, Message
 
 from fpld.cli import main
-from fpld.engines.flower.answers import Evaluated
-from fpld.engines.flower.home import open_home
-from fpld.engines.flower.identity import Letter, write_letter
-from fpld.engines.flower.journal import follow, note, retell
-from fpld.engines.flower.payload import LETTER, names, put, unpack
+from fpld.engines.flower.answer_schema import Evaluated
+from fpld.engines.flower.credentials import SignedMessage, sign_message
+from fpld.engines.flower.log import append_log, follow_log, relay_log
+from fpld.engines.flower.messages import SIGNED_MESSAGE, add_field, field_names, read_field
+from fpld.engines.flower.site.config import open_site
 from fpld.errors import ProtocolError
-from fpld.federation.engine import Absence
-from fpld.report.runs import read_run
-from fpld.web.state import Runs
-from tests.flower.conftest import Deployment, _in_a_run
+from fpld.federation.record import Incident
+from fpld.report.run import read_run_data
+from fpld.web.state import RunIndex
+from tests.engines.flower.conftest import Deployment, _in_a_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def test_an_evaluation_is_checked_strictly(change: dict[str, Any]) -> None:
 
 
 def test_a_reason_is_one_short_printable_line() -> None:
-    reason = Absence("north", "failed", ESCAPES + "x" * 1_500_000).reason
+    reason = Incident("north", "failed", ESCAPES + "x" * 1_500_000).reason
     assert len(reason) == 256
     assert reason.isprintable()
     assert reason.startswith("[2J ]0;owned x")
@@ -68,9 +68,9 @@ def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
     """Return what changes a node's evaluations: `changes` by (node, round); a text is an error with that text."""
 
     def changed(file: Path, reply: Message) -> Message:
-        if reply.has_error() or "letter" not in names(reply.content):
+        if reply.has_error() or "letter" not in field_names(reply.content):
             return reply
-        body = Letter.parse(unpack(reply.content, "letter", LETTER)).body
+        body = SignedMessage.parse(read_field(reply.content, "letter", SIGNED_MESSAGE)).body
         change = changes.get((file.parent.name, body.get("round", 0)))
         if isinstance(change, str):
             failed = Message(Error(2, change), reply_to=reply)
@@ -78,8 +78,8 @@ def tamper(deployment: Deployment, changes: dict[tuple[str, int], Any]) -> Any:
             return failed
         if change is not None:
             session = json.loads((deployment.folder / "flower/session.json").read_text())["session"]
-            key = open_home(file).secret(bytes.fromhex(session))
-            put(reply.content, "letter", write_letter(key, {**body, **change}), LETTER)
+            key = open_site(file).secret(bytes.fromhex(session))
+            add_field(reply.content, "letter", sign_message(key, {**body, **change}), SIGNED_MESSAGE)
         return reply
 
     return changed
@@ -108,19 +108,19 @@ def test_wrong_evaluations_are_refusals_and_the_result_can_be_read(
     assert first["heldout_loss"] == first["heldout_by_node"][0]
     assert rows[0]["heldout_loss"] is None  # nobody evaluated the last round
     assert (tmp_path / "flower/log.txt").stat().st_size < 20_000
-    assert read_run(tmp_path / "flower").finished
+    assert read_run_data(tmp_path / "flower").finished
     assert main(["report", str(tmp_path / "flower"), "--out", str(tmp_path / "page.html")]) == 0
     capsys.readouterr()
-    assert "not evaluated" in Runs(tmp_path).run("flower")["body"]
+    assert "not evaluated" in RunIndex(tmp_path).run("flower")["body"]
 
 
 def test_torn_and_foreign_lines_of_a_log_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines = follow(tmp_path)
+    lines = follow_log(tmp_path)
     next(lines)
-    note(tmp_path, "one" + ESCAPES)
+    append_log(tmp_path, "one" + ESCAPES)
     with (tmp_path / "log.txt").open("ab") as file:
         file.write(b'{"time": 1, "te\n\xff\xfe\n[1]\n{"text": 5}\n' + b"[" * 100_000 + b"\nnull\n")
-    note(tmp_path, "two")
+    append_log(tmp_path, "two")
     with caplog.at_level("INFO"):
-        retell(lines)
+        relay_log(lines)
     assert [record.getMessage() for record in caplog.records] == ["one [2J ]0;owned", "two"]

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from fpld.types import Plan
 
-NODES, CONTEXTS, VOCAB, TOTAL = 8, 24, 32, 26.0
+NODES = 8
+CONTEXTS = 24
+VOCAB = 32
+TOTAL = 26.0
 PROBE = bytes(32)
 
 
@@ -52,19 +55,20 @@ def federation(estimator: str, attack: Any, codec: str = "uniform", rule: str = 
     names = [f"n{i}" for i in range(NODES)]
     fixed: dict[str, Any] = {"run_key": bytes(16), "probe": PROBE, "contexts": CONTEXTS, "vocab": VOCAB, "rounds": 3}
     settings = Settings(names=names, budget=budget, clips=[None] * NODES, codec=codec, rule=rule, **fixed)
-    aggregator, bits = Aggregator(settings), []
+    state = None
+    bits = []
     logits = np.random.default_rng(0).normal(0, 2, (NODES, CONTEXTS, VOCAB)).astype(np.float32)
     for _ in range(3):
+        aggregator = Aggregator(settings, state)
         tasks = aggregator.open("none", {})
         bits.append([each / VOCAB for each in aggregator.bits])
         for node, task in tasks.items():
-            _, received, _ = Node(node, PROBE).receive(task.to_bytes())
-            sender = Node(node, PROBE).receive(task.to_bytes())[0]
-            frame = sender.answer(received, attack(task.plan) if node == 0 else logits[node])[1]
+            sender = Node(node, PROBE).receive(task)[0]
+            frame = sender.answer(task, attack(task.plan) if node == 0 else logits[node])[1]
             assert aggregator.frame(node, frame).verdict == "accepted"
         aggregator.close()
         assert np.isfinite(aggregator.combine().target.array).all()
-        aggregator.distilled()
+        state = aggregator.end()
     return bits
 
 
@@ -90,7 +94,8 @@ def test_weights_of_the_configuration_are_not_capped() -> None:
 
 @pytest.mark.parametrize("pair", [(65504.0, 65504.0), (-65504.0, 0.0), (0.0, 40000.0), (30000.0, 30000.0)])
 def test_a_stated_range_beyond_the_largest_logit_is_refused(pair: tuple[float, float]) -> None:
-    plan, codec = make_plan(clip=None), codecs.get("uniform")
+    plan = make_plan(clip=None)
+    codec = codecs.get("uniform")
     payload = bytearray(encode(codec, np.zeros(plan.shape), plan))
     payload[:4] = np.array(pair, "<f2").tobytes()
     with pytest.raises(FrameError, match="reaches beyond ±32768"):
@@ -98,7 +103,8 @@ def test_a_stated_range_beyond_the_largest_logit_is_refused(pair: tuple[float, f
 
 
 def test_float32_logits_beyond_the_largest_are_refused_at_both_ends() -> None:
-    plan, codec = make_plan(clip=None, bits=32.0 * 50), codecs.get("float32")
+    plan = make_plan(clip=None, bits=32.0 * 50)
+    codec = codecs.get("float32")
     logits = np.zeros(plan.shape, "<f4")
     for value in (3.4e38, 133_715.0, -32_769.0, np.inf, np.nan):
         logits[2, 3] = value
@@ -110,7 +116,8 @@ def test_float32_logits_beyond_the_largest_are_refused_at_both_ends() -> None:
 
 def test_one_node_of_eight_that_claims_certainty_does_not_take_everything() -> None:
     """With `precision` and the predictive codec: one-hot logits, whose stated variance is next to nothing."""
-    plan, codec = make_plan(clip=None, contexts=8, bits=150.0), codecs.get("predictive")
+    plan = make_plan(clip=None, contexts=8, bits=150.0)
+    codec = codecs.get("predictive")
     rng = np.random.default_rng(5)
     honest = rng.normal(0, 1, (8, 50))
 

@@ -13,20 +13,17 @@ import pytest
 
 from fpld import config as configuration
 from fpld.cli import main
-from fpld.engines.local.engine import LocalEngine
+from fpld.engines.local import LocalEngine
 from fpld.engines.pool import Inline
 from fpld.errors import InputError
-from fpld.federation.federation import Federation
-from fpld.federation.jobs import evaluate_own
-from fpld.federation.keep import read_of_run
 from fpld.federation.prepare import prepare
-from fpld.federation.state import CHECKPOINT
-from fpld.federation.work import STATE
-from fpld.storage.arrays import MAX_HEADER, dump_arrays, read_arrays, write_arrays
+from fpld.federation.rounds import Federation
+from fpld.federation.workers import evaluate_own
+from fpld.node.local_models import read_kept_model
+from fpld.storage.arrays import MAX_HEADER_BYTES, dump_arrays, read_arrays, write_arrays
+from fpld.storage.checkpoints import load_checkpoint, previous_file, read_checkpoint, write_checkpoint
 from fpld.storage.files import write_atomic
-from fpld.storage.folder import HELDOUT, RunFolder
-from fpld.storage.kept import previous, read_kept, recall_kept, write_kept
-from fpld.storage.seals import SEALS
+from fpld.storage.run_folder import CHECKPOINT, HELDOUT, NODE_STATE, SEALS, RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +35,7 @@ REFINEMENT = '[codec]\nname = "uniform"\nagainst = "own"\n\n[engine]'
 
 def federation(config_file: Path, *, out: str = "run", seed: int = 5) -> tuple[Federation, LocalEngine]:
     text = config_file.read_text().replace("seed = 5", f"seed = {seed}").replace("1.5", "4.0")
-    config = configuration.parse(text.replace("[engine]", REFINEMENT), "test")
+    config = configuration.parse_config(text.replace("[engine]", REFINEMENT), "test")
     store = RunFolder(config_file.parent / out)
     prepared = prepare(config, store)
     run = Federation(config, store, prepared, "fpld", pool=Inline())
@@ -61,13 +58,13 @@ def flip(path: Path, bit: int) -> None:
 @pytest.mark.slow
 def test_every_flipped_bit_of_a_state_is_found(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
-    write_kept(path, ARRAYS, {"round": 3}, run="this")
-    arrays, meta = read_kept(path, run="this")
+    write_checkpoint(path, ARRAYS, {"round": 3}, run="this")
+    arrays, meta = read_checkpoint(path, run="this")
     good = path.read_bytes()
     for bit in range(8 * len(good)):
         flip(path, bit)
         with pytest.raises(InputError):
-            read_kept(path, run="this")
+            read_checkpoint(path, run="this")
         path.write_bytes(good)
     assert meta == {"round": 3}
     assert arrays["a"].tobytes() == ARRAYS["a"].tobytes()
@@ -75,29 +72,29 @@ def test_every_flipped_bit_of_a_state_is_found(tmp_path: Path) -> None:
 
 def test_a_state_cut_at_every_offset_and_one_of_another_run(tmp_path: Path) -> None:
     path = tmp_path / "state.safetensors"
-    write_kept(path, ARRAYS, {"round": 3}, run="this")
+    write_checkpoint(path, ARRAYS, {"round": 3}, run="this")
     with pytest.raises(InputError, match=r"is of another run \(this\), this is another"):
-        recall_kept(path, run="another")
+        load_checkpoint(path, run="another")
     good = path.read_bytes()
     for end in range(len(good)):
         path.write_bytes(good[:end])
         with pytest.raises(InputError, match="start the run anew"):
-            recall_kept(path, run="this")
+            load_checkpoint(path, run="this")
 
 
 def test_the_state_before_is_used_with_a_message_and_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "state.safetensors"
     for round in (1, 2):
-        write_kept(path, ARRAYS, {"round": round}, run="this")
+        write_checkpoint(path, ARRAYS, {"round": round}, run="this")
     flip(path, 8 * (path.stat().st_size - 9))
     with caplog.at_level(logging.WARNING):
-        found = recall_kept(path, run="this")
+        found = load_checkpoint(path, run="this")
     assert found is not None
     assert found[1] == {"round": 1}
     assert "digest does not match" in caplog.text
     assert "going on from the one before it, state-previous.safetensors" in caplog.text
-    write_kept(path, ARRAYS, {"round": 2}, run="this")
-    assert read_kept(previous(path), run="this")[1] == {"round": 1}
+    write_checkpoint(path, ARRAYS, {"round": 2}, run="this")
+    assert read_checkpoint(previous_file(path), run="this")[1] == {"round": 1}
 
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
@@ -111,7 +108,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("damage", "file"), [*((damage, CHECKPOINT) for damage in DAMAGE), ("cut", f"nodes/1/{STATE}")]
+    ("damage", "file"), [*((damage, CHECKPOINT) for damage in DAMAGE), ("cut", f"nodes/1/{NODE_STATE}")]
 )
 def test_a_run_goes_on_identically_from_the_file_before(
     damage: str, file: str, config_file: Path, caplog: pytest.LogCaptureFixture
@@ -186,8 +183,8 @@ def test_half_written_files_have_the_prefix_that_resume_looks_for(
 
 
 def test_a_header_that_no_reader_would_take_is_not_written() -> None:
-    with pytest.raises(InputError, match=f"must take at most {MAX_HEADER} bytes"):
-        dump_arrays({}, {"text": "x" * MAX_HEADER})
+    with pytest.raises(InputError, match=f"must take at most {MAX_HEADER_BYTES} bytes"):
+        dump_arrays({}, {"text": "x" * MAX_HEADER_BYTES})
 
 
 def test_a_checkpoint_does_not_grow_with_the_rounds(config_file: Path) -> None:
@@ -198,7 +195,7 @@ def test_a_checkpoint_does_not_grow_with_the_rounds(config_file: Path) -> None:
         run.advance(engine)
         sizes.append((run.store.path / CHECKPOINT).stat().st_size)
     assert sizes[0] == sizes[1]
-    meta = read_kept(run.store.path / CHECKPOINT, run=run.identity)[1]
+    meta = read_checkpoint(run.store.path / CHECKPOINT, run=run.identity)[1]
     assert set(meta) == {"round", "agree", "trace"}  # of the trace its digest
     assert len(json.dumps(meta)) < 200
     assert len(hashlib.sha256(b"").hexdigest()) == len(run.identity)
@@ -214,7 +211,8 @@ def test_what_a_run_makes_once_is_sealed(config_file: Path) -> None:
     public = {"tokenizer.json", "public.safetensors", "probe.json", "prepared.json", "base-0.safetensors"}
     assert names == {*texts, *public, "private/heldout.safetensors"}
     for name in sorted(names | {SEALS}):
-        good, foreign = (folder / name).read_bytes(), (folder.parent / "another" / name).read_bytes()
+        good = (folder / name).read_bytes()
+        foreign = (folder.parent / "another" / name).read_bytes()
         flipped = good[: len(good) // 2] + bytes([good[len(good) // 2] ^ 1]) + good[len(good) // 2 + 1 :]
         for bad in (flipped, foreign, b""):
             if bad != good:  # a tokenizer of bytes is the same in every run
@@ -233,10 +231,10 @@ def test_another_number_in_the_trace_is_found(config_file: Path) -> None:
     line = run.advance(engine)
     path = run.store.path / "trace.jsonl"
     good = path.read_text()
-    path.write_text(good.replace(f'"payload_bytes": {line["payload_bytes"]}', '"payload_bytes": 7'))
+    path.write_text(good.replace(f'"payload_bytes": {line.payload_bytes}', '"payload_bytes": 7'))
     with pytest.raises(InputError, match="it is not the trace of checkpoint"):
         federation(config_file)
-    path.write_text(good.replace(f'"heldout_loss": {line["heldout_loss"]}', '"heldout_loss": 0.5'))
+    path.write_text(good.replace(f'"heldout_loss": {line.heldout_loss}', '"heldout_loss": 0.5'))
     assert path.read_text() != good
     assert federation(config_file)[0].trace == run.trace  # a mean follows from the rest
 
@@ -275,10 +273,10 @@ def test_models_that_are_kept_are_of_this_run(file: str, config_file: Path) -> N
     run.advance(engine)
     other.advance(others)
     name = run.identity if file == "best.safetensors" else run.run_id
-    assert read_of_run(run.store.path / file, name)
+    assert read_kept_model(run.store.path / file, name)
     shutil.copy(other.store.path / file, run.store.path / file)
     with pytest.raises(InputError, match="is not of this run"):
-        read_of_run(run.store.path / file, name)
+        read_kept_model(run.store.path / file, name)
     if file != "best.safetensors":
         with pytest.raises(InputError, match="is not of this run"):
             evaluate_own(run.store.path / "nodes", run.setup.run.path / HELDOUT, 16, run.run_id, everywhere=False)

@@ -44,7 +44,7 @@ def test_array_headers_that_are_not_sound(entry: Any) -> None:
 @pytest.mark.parametrize("text", ["a=" + "[" * 100_000, "a=" + "9" * 5000, "a=" + "{a=" * 20_000, "\x00", "a=0x"])
 def test_toml_that_no_parser_likes(text: str) -> None:
     with pytest.raises(InputError):
-        configuration.parse(text, "file")
+        configuration.parse_config(text, "file")
 
 
 def test_a_budget_beyond_reason_allocates_nothing() -> None:

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fpld.web import server
-from fpld.web.state import Runs
-from tests.view.conftest import finished, serve
-from tests.view.test_dashboard import ask
+from fpld.web import app
+from fpld.web.state import RunIndex
+from tests.report.conftest import finished, serve
+from tests.report.test_dashboard import ask
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,10 +52,10 @@ def test_half_open_connections_are_closed_and_others_are_served(finished: Path) 
             while len(held) < most:
                 held.append(socket.create_connection((place.hostname or "", place.port or 0)))
                 held[-1].sendall(b"GET / HTTP/1.1\r\nHost: loc" if len(held) % 2 else b"")
-            if most < server.MOST:
+            if most < app.MAX_CONNECTIONS:
                 assert ask(served, "/api/runs").status == 200
         for connection in held:
-            connection.settimeout(3 * server.PATIENCE)
+            connection.settimeout(3 * app.IDLE_TIMEOUT_SECONDS)
             assert connection.recv(1000) == b""  # closed by the other end
             connection.close()
         assert ask(served, "/api/runs").status == 200
@@ -89,7 +89,7 @@ def test_a_link_is_not_followed_out_of_the_folder(tmp_path: Path) -> None:
     (folder / "config.toml").symlink_to(secret)
     other = run_folder(tmp_path / "runs/other")
     (other / "result.json").symlink_to(secret)
-    state = Runs(tmp_path / "runs")
+    state = RunIndex(tmp_path / "runs")
     assert [row["name"] for row in state.runs()] == ["other"]
     assert "hunter2" not in json.dumps(state.run("other"))
 

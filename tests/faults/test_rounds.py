@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fpld.budget.policy import Budget
-from fpld.engines.flower.exchange import exchange
+from fpld.engines.flower.patches.exchange import exchange
 from fpld.errors import QuorumError
 from fpld.protocol import Aggregator, Node, Settings
 
@@ -28,8 +28,8 @@ def collecting(quorum: int) -> tuple[Aggregator, dict[int, bytes]]:
     )
     frames = {}
     for number, task in aggregator.open("none", {}).items():
-        node, received, _ = Node(number, PROBE).receive(task.to_bytes())
-        frames[number] = node.answer(received, LOGITS[number])[1]
+        node, _ = Node(number, PROBE).receive(task)
+        frames[number] = node.answer(task, LOGITS[number])[1]
     return aggregator, frames
 
 
@@ -77,7 +77,8 @@ class QuietGrid:
 
 @pytest.mark.parametrize("jump", [-1e9, 1e9])
 def test_a_clock_that_jumps_neither_ends_nor_holds_up_a_round(jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, begun = time.time, time.monotonic()
+    real = time.time
+    begun = time.monotonic()
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     asked: Any = SimpleNamespace(metadata=SimpleNamespace(message_id="1", dst_node_id=1))
     assert list(exchange(QuietGrid(), [asked], 1.0, [100])) == []  # type: ignore[arg-type]

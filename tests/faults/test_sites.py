@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from fpld.engines.flower.discretion import SiteError
-from fpld.engines.flower.home import Terms, open_home
-from fpld.engines.flower.ledger import LOSS_BYTES, Ledger, Question
-from fpld.engines.flower.mods import discreet
-from fpld.engines.flower.payload import FRAME, pack
-from fpld.engines.flower.pinned import pinned_environment
+from fpld.engines.flower.client import redact_errors
+from fpld.engines.flower.messages import FRAME, pack_fields
+from fpld.engines.flower.patches.bootstrap import supernode_environment
+from fpld.engines.flower.site.config import Terms, open_site
+from fpld.engines.flower.site.errors import SiteError
+from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES, Ledger, Query
 from fpld.errors import BudgetError, InputError
 from fpld.protocol import Task
-from tests.flower.conftest import Deployment, _in_a_run
+from tests.engines.flower.conftest import Deployment, _in_a_run
 from tests.helpers import make_plan
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ __all__ = ["_in_a_run"]
 SESSION = "ab" * 32
 
 
-def frame(round: int = 1, bits: float = 100.0, codec: str = "uniform", session: str = SESSION) -> Question:
-    return Question.frame(session, Task(make_plan(round=round, bits=bits), codec))
+def frame(round: int = 1, bits: float = 100.0, codec: str = "uniform", session: str = SESSION) -> Query:
+    return Query.frame(session, Task(make_plan(round=round, bits=bits), codec))
 
 
 def test_the_ledger_counts_what_left_and_keeps_the_limits(tmp_path: Path) -> None:
     terms = Terms(name="north", most_bytes=200, most_total_bytes=400, most_rounds=4, codecs=["uniform"])
     ledger = Ledger(tmp_path)
     for round in (1, 2, 3):
-        ledger.allow(terms, frame(round))
-        ledger.enter(frame(round), bytes([round]) * 110)
+        ledger.check_limits(terms, frame(round))
+        ledger.record(frame(round), bytes([round]) * 110)
     again = Ledger(tmp_path)
     assert [entry["bytes"] for entry in again.entries] == [110] * 3
     assert {entry["codec"] for entry in again.entries} == {"uniform"}
     assert {entry["probe"] for entry in again.entries} == {bytes(range(32)).hex()}
-    again.allow(terms, frame(2))  # the same task once more, and the same frame
-    again.enter(frame(2), bytes([2]) * 110)
+    again.check_limits(terms, frame(2))  # the same task once more, and the same frame
+    again.record(frame(2), bytes([2]) * 110)
     assert sum(entry["bytes"] for entry in Ledger(tmp_path).entries) == 330
     for changes, given, message in (
         ({}, frame(4), "most_total_bytes"),
@@ -56,34 +56,36 @@ def test_the_ledger_counts_what_left_and_keeps_the_limits(tmp_path: Path) -> Non
         ({"most_total_bytes": None}, frame(4, codec="float32"), "codec is float32"),
     ):
         with pytest.raises(BudgetError, match=message):
-            again.allow(terms.model_copy(update=changes), given)
+            again.check_limits(terms.model_copy(update=changes), given)
 
 
 def test_evaluations_and_probe_sets_are_in_the_ledger_and_have_limits(tmp_path: Path) -> None:
     terms = Terms(name="north", most_evaluations=2, most_probe_sets=2)
     ledger = Ledger(tmp_path)
     for number, student in enumerate(("aa", "bb", "aa")):
-        question = Question.loss(SESSION, 1, student)
-        ledger.allow(terms, question)
-        ledger.enter(question, b"the loss of " + student.encode())
+        question = Query.loss(SESSION, 1, student)
+        ledger.check_limits(terms, question)
+        ledger.record(question, b"the loss of " + student.encode())
         assert [entry["kind"] for entry in Ledger(tmp_path).entries] == ["loss"] * (number + 1)
     assert [entry["bytes"] for entry in ledger.entries] == [14, 14, 0]
     with pytest.raises(BudgetError, match=r"make it 4, this node's file allows 2 \(most_evaluations\)"):
-        ledger.allow(terms, Question.loss(SESSION, 1, "cc"))  # another student in the same round
+        ledger.check_limits(terms, Query.loss(SESSION, 1, "cc"))  # another student in the same round
     with pytest.raises(BudgetError, match="most_total_bytes"):
-        ledger.allow(Terms(name="north", most_total_bytes=LOSS_BYTES + 27), Question.loss(SESSION, 1, "cc"))
+        ledger.check_limits(
+            Terms(name="north", most_total_bytes=MAX_LOSS_MESSAGE_BYTES + 27), Query.loss(SESSION, 1, "cc")
+        )
     for number in range(3):
-        given = Question.frame(SESSION, Task(make_plan(probe=bytes([number]) * 32), "uniform"))
+        given = Query.frame(SESSION, Task(make_plan(probe=bytes([number]) * 32), "uniform"))
         if number < 2:
-            ledger.allow(terms, given)
-            ledger.enter(given, bytes([number]))
+            ledger.check_limits(terms, given)
+            ledger.record(given, bytes([number]))
     with pytest.raises(BudgetError, match="most_probe_sets"):
-        ledger.allow(terms, given)
+        ledger.check_limits(terms, given)
 
 
 def test_a_torn_last_line_of_the_ledger_is_cut_and_a_damaged_one_stops_the_site(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
-    ledger.enter(frame(1), bytes(10))
+    ledger.record(frame(1), bytes(10))
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole + whole[:30])
     assert len(Ledger(tmp_path).entries) == 1
@@ -108,22 +110,22 @@ def test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it(tmp_path: Pat
     entries = [json.loads(line) for line in (file.parent / "ledger.jsonl").read_text().splitlines()]
     # The loss of the first student would have come with the second frame; the last student has a message of its own.
     assert [(entry["kind"], entry["round"]) for entry in entries] == [("frame", 1), ("loss", 2)]
-    assert all(0 < entry["bytes"] <= LOSS_BYTES for entry in entries if entry["kind"] == "loss")
+    assert all(0 < entry["bytes"] <= MAX_LOSS_MESSAGE_BYTES for entry in entries if entry["kind"] == "loss")
     # The ledger is the site's, not the run's: the next run finds it.
     deployment.serve(deployment.grid(), "another")
     assert deployment.trace("another")[0]["absent"][0]["node"] == "east"
-    assert open_home(file).terms.most_rounds == 1
+    assert open_site(file).terms.most_rounds == 1
 
 
 def test_no_detail_of_an_error_leaves_a_site(tmp_path: Path) -> None:
     context = Context(1, 1, {"node": str(tmp_path / "node.toml")}, RecordDict(), {})
-    message = Message(pack(frame=(b"x", FRAME)), 1, "train")
+    message = Message(pack_fields(frame=(b"x", FRAME)), 1, "train")
 
     def fail(*_arguments: Any) -> Message:
         raise KeyError("patients.csv: field 'diagnosis' of /srv/private/ward-3")
 
     with pytest.raises(SiteError) as caught:
-        discreet(message, context, fail)
+        redact_errors(message, context, fail)
     assert str(caught.value) == "program: the site's program failed"
     assert caught.value.__cause__ is None
     assert "ward-3" in (tmp_path / "log.txt").read_text()
@@ -138,9 +140,9 @@ def test_the_nodes_app_is_the_installed_one_whatever_is_served(tmp_path: Path) -
         "app = run.get_load_client_app_fn('evil:app', '.', True)('evil/app', '1.0', 'ab')\n"
         "print(app._mods[0].__name__)\n"
     )
-    environment = {**os.environ, **pinned_environment(tmp_path / "pinned")}
+    environment = {**os.environ, **supernode_environment(tmp_path / "pinned")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.stdout == "discreet\n", done.stderr
+    assert done.stdout == "redact_errors\n", done.stderr
     assert not (tmp_path / "ran").exists()
     broken = {**environment, "PYTHONPATH": str(tmp_path / "pinned"), "FPLD_NOTHING": ""}
     (tmp_path / "pinned/fpld.py").write_text("raise ImportError('not here')")

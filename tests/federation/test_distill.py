@@ -10,9 +10,9 @@ import pytest
 
 from fpld.data import ProbeSet
 from fpld.errors import InputError
-from fpld.federation import jobs
-from fpld.rules.target import Target
+from fpld.federation import workers
 from fpld.students import NGram, NGramConfig
+from fpld.target import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,28 +35,28 @@ def given(tmp_path: Path) -> Given:
     return tmp_path / "base.safetensors", student.state(), probe, Target.unchanged(SEQUENCES.size, VOCAB)
 
 
-@pytest.mark.parametrize("worse", [0.0, 0.9 * jobs.LITTLE])
+@pytest.mark.parametrize("worse", [0.0, 0.9 * workers.NOISE_NATS])
 def test_a_student_that_has_learnt_nothing_stays_as_it_was(
     given: Given, worse: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(jobs, "divergence", lambda *_: worse)
+    monkeypatch.setattr(workers, "divergence", lambda *_: worse)
     with caplog.at_level(logging.WARNING, "fpld"):
-        state, found = jobs.distill(*given, OPTIONS, None)
+        state, found = workers.distill(*given, OPTIONS, None)
     assert found == 0.0
     assert "has learnt nothing" in caplog.text
     for name, value in given[1].items():
         assert np.array_equal(state[name], value)
 
 
-@pytest.mark.parametrize("worse", [1.1 * jobs.LITTLE, 5.0, float("nan")])
+@pytest.mark.parametrize("worse", [1.1 * workers.NOISE_NATS, 5.0, float("nan")])
 def test_a_student_that_is_far_worse_has_diverged(given: Given, worse: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "divergence", lambda *_: worse)
+    monkeypatch.setattr(workers, "divergence", lambda *_: worse)
     with pytest.raises(InputError, match="diverged"):
-        jobs.distill(*given, OPTIONS, None)
+        workers.distill(*given, OPTIONS, None)
 
 
 def test_a_student_that_has_learnt_is_new(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "divergence", lambda *_: -0.1)
-    state, found = jobs.distill(*given, OPTIONS, None)
+    monkeypatch.setattr(workers, "divergence", lambda *_: -0.1)
+    state, found = workers.distill(*given, OPTIONS, None)
     assert found == -0.1
     assert set(state) == set(given[1])

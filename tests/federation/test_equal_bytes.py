@@ -20,7 +20,8 @@ def test_students_go_by_the_seeds_of_their_runs_and_rows_are_kept(
 ) -> None:
     text = config_file.read_text().replace("rounds = 3", "rounds = 1")
     config_file.write_text(text.replace("[engine]", '[baselines]\nmethods = ["alone"]\n\n[engine]'))
-    runs, out = tmp_path / "runs", tmp_path / "out"
+    runs = tmp_path / "runs"
+    out = tmp_path / "out"
     assert main(["run", str(config_file), "--seeds", "3,4", "--out", str(runs)]) == 0
     monkeypatch.setattr(labels, "LEAST_CONTEXTS", 1)
     monkeypatch.setattr(labels, "STEPS", 5)

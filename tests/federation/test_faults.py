@@ -10,20 +10,21 @@ import pytest
 
 from fpld import config as configuration
 from fpld.cli import main
-from fpld.engines.local.engine import LocalEngine
+from fpld.engines.local import LocalEngine
 from fpld.engines.pool import Inline
 from fpld.errors import QuorumError
-from fpld.federation import jobs
-from fpld.federation.federation import Federation
+from fpld.federation import workers
 from fpld.federation.prepare import prepare
-from fpld.storage.folder import RunFolder
+from fpld.federation.record import Incident
+from fpld.federation.rounds import Federation
+from fpld.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
-    from fpld.federation.part import Part
-    from fpld.federation.work import Place
+    from fpld.node.round import NodePaths
+    from fpld.node.spec import NodeSpec
 
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,7 @@ def federation(
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    config = configuration.parse(text, "test")
+    config = configuration.parse_config(text, "test")
     store = RunFolder(config_file.parent / "run")
     prepared = prepare(config, store)
     run = Federation(config, store, prepared, "fpld", pool=pool or Inline())
@@ -49,12 +50,12 @@ def test_a_failing_node_is_named_and_the_others_go_on(config_file: Path) -> None
     good = text.read_bytes()
     text.write_bytes(good[:100])
     first = run.advance(engine)
-    assert first["nodes"] == ["north", "south"]
-    (absence,) = first["absent"]
-    assert (absence["node"], absence["state"]) == ("east", "failed")
-    assert "text/1.safetensors" in absence["reason"]
+    assert first.nodes == ["north", "south"]
+    (incident,) = first.absent
+    assert (incident.node, incident.state) == ("east", "failed")
+    assert "text/1.safetensors" in incident.reason
     text.write_bytes(good)
-    assert run.advance(engine)["nodes"] == ["north", "east", "south"]
+    assert run.advance(engine).nodes == ["north", "east", "south"]
 
 
 def test_below_the_quorum_the_run_stops_with_names_and_reasons(
@@ -71,25 +72,27 @@ def test_below_the_quorum_the_run_stops_with_names_and_reasons(
 
 def test_a_late_node_is_refused_then_takes_part_again(config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The slow node hangs on an event, not on the clock, so that the order of things is certain."""
-    released, real = threading.Event(), jobs.node_round
+    released = threading.Event()
+    real = workers.node_round
 
-    def slow(part: Part, place: Place, task: bytes) -> bytes:
-        if part.name == "north" and not released.is_set():
+    def slow(spec: NodeSpec, paths: NodePaths, task: bytes) -> bytes:
+        if spec.name == "north" and not released.is_set():
             released.wait(60)
-        return real(part, place, task)
+        return real(spec, paths, task)
 
-    monkeypatch.setattr(jobs, "node_round", slow)
+    monkeypatch.setattr(workers, "node_round", slow)
     with ThreadPoolExecutor(4) as pool:
         run, engine = federation(config_file, ("rounds = 3", "rounds = 3\nquorum = 2\ndeadline = 3.0"), pool=pool)
         first = run.advance(engine)
-        assert first["nodes"] == ["east", "south"]
-        assert first["absent"] == [{"node": "north", "state": "late", "reason": "no answer within 3 s"}]
+        assert first.nodes == ["east", "south"]
+        assert first.absent == [Incident("north", "late", "no answer within 3 s")]
         second = run.advance(engine)
-        assert second["absent"] == [{"node": "north", "state": "busy", "reason": "with an earlier round"}]
+        assert second.absent == [Incident("north", "busy", "with an earlier round")]
         released.set()
         while engine.busy:
             threading.Event().wait(0.02)
+        assert run.aggregator is not None
         refused = [receipt for receipt in run.aggregator.receipts if receipt.verdict == "refused"]
         assert [receipt.node for receipt in refused] == [0]
         assert "late" in refused[0].reason
-        assert run.advance(engine)["nodes"] == ["north", "east", "south"]
+        assert run.advance(engine).nodes == ["north", "east", "south"]

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 
 from fpld import registry
-from fpld.config import load, parse
+from fpld.baselines import one_bit
+from fpld.config import parse_config, read_config
 from fpld.data import load_tokenizer
-from fpld.engines.local.run import run
+from fpld.engines.local import run_local
 from fpld.errors import InputError, MissingExtraError
-from fpld.federation import onebit
-from fpld.federation.training import make_student
-from fpld.protocol.wire import OVERHEAD
+from fpld.node.training import make_student
+from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.storage.arrays import read_arrays
 from fpld.students import load as load_student
 from fpld.students import student_class
-from fpld.students.choice import parse as parse_student
+from fpld.students.configs import parse_student
 from tests.tiny_llama import make_llama
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def configuration(world: Path) -> str:
 @pytest.fixture(scope="module")
 def finished(world: Path) -> tuple[list[dict[str, object]], Path]:
     text = configuration(world)
-    return run(parse(text, "test"), text, world / "one", resume=False), world / "one"
+    return run_local(parse_config(text, "test"), text, world / "one", resume=False), world / "one"
 
 
 def test_runs_to_the_end_and_learns(finished: tuple[list[dict[str, object]], Path]) -> None:
@@ -109,7 +109,8 @@ def test_runs_to_the_end_and_learns(finished: tuple[list[dict[str, object]], Pat
     sent = {row["method"]: int(str(row["uplink_bytes"])) for row in rows}
     assert sent["fpld"] <= 2 * (64 * V * (4.0 + 6.5) / 8 + 2 * 200)
     student = load_student(out / "student.safetensors")
-    adapters, in_bits = 4 * student.parameters, len(onebit.encode(student.state(), seed=0))
+    adapters = 4 * student.parameters
+    in_bits = len(one_bit.encode_update(student.state(), seed=0))
     expected = 2 * 2 * adapters, 2 * 2 * in_bits, 2 * adapters
     assert (sent["fedavg"], sent["fedavg-1bit"], sent["flora, 1 round"]) == expected
     assert len((out / "trace.jsonl").read_text().splitlines()) == 2
@@ -117,7 +118,8 @@ def test_runs_to_the_end_and_learns(finished: tuple[list[dict[str, object]], Pat
 
 def test_the_student_and_the_tokenizer_can_be_read_back(finished: tuple[list[dict[str, object]], Path]) -> None:
     _, out = finished
-    tokenizer, student = load_tokenizer(out / "tokenizer.json"), load_student(out / "student.safetensors")
+    tokenizer = load_tokenizer(out / "tokenizer.json")
+    student = load_student(out / "student.safetensors")
     assert tokenizer.vocab == student.vocab == V
     assert tokenizer.digest == json.loads((out / "prepared.json").read_text())["tokenizer"]
     text = "the snow is long — and naïve"
@@ -127,8 +129,9 @@ def test_the_student_and_the_tokenizer_can_be_read_back(finished: tuple[list[dic
 
 
 def test_two_runs_give_the_same_bits(world: Path, finished: tuple[list[dict[str, object]], Path]) -> None:
-    text, (_, out) = configuration(world), finished
-    run(parse(text, "test"), text, world / "two", resume=False)
+    text = configuration(world)
+    (_, out) = finished
+    run_local(parse_config(text, "test"), text, world / "two", resume=False)
     for name in ("student.safetensors", "tokenizer.json", "probe.json"):
         assert (out / name).read_bytes() == (world / "two" / name).read_bytes()
 
@@ -137,7 +140,7 @@ def test_a_tokenizer_of_no_model_is_refused(world: Path) -> None:
     before, _, after = configuration(world).partition("[student]")
     text = f'{before}[student]\nkind = "ngram"\n[local]{after.partition("[local]")[2]}'
     with pytest.raises(InputError, match=r"tokenizer\.path or student\.path must name a model"):
-        parse(text, "test")
+        parse_config(text, "test")
 
 
 def test_a_vocabulary_of_another_tokenizer_is_refused(world: Path, tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_a_vocabulary_of_another_tokenizer_is_refused(world: Path, tmp_path: Pat
         '[tokenizer]\n        kind = "huggingface"', '[tokenizer]\n        kind = "bytes"'
     )
     with pytest.raises(InputError, match=r"vocab must be 256 for this student, but .* has 300"):
-        run(parse(text, "test"), text, tmp_path / "run", resume=False)
+        run_local(parse_config(text, "test"), text, tmp_path / "run", resume=False)
 
 
 @pytest.mark.parametrize("module", ["transformers", "peft"])
@@ -155,7 +158,7 @@ def test_without_the_library_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
     text = configuration(world)
     with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
-        run(parse(text, "test"), text, tmp_path / "run", resume=False)
+        run_local(parse_config(text, "test"), text, tmp_path / "run", resume=False)
 
 
 def test_without_torch_too_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +179,8 @@ def test_models_load_in_several_threads_at_once(world: Path) -> None:
 
 
 def test_the_preset_is_sound() -> None:
-    config, _ = load("huggingface")
+    config, _ = read_config("huggingface")
     assert config.model_path == "smollm2"
     assert len(config.nodes) >= 4
     labels = sum(node.context_bits or math.inf for node in config.nodes) * config.probe.contexts / 8
-    assert config.run.rounds * (labels + len(config.nodes) * OVERHEAD) <= 2e6
+    assert config.run.rounds * (labels + len(config.nodes) * OVERHEAD_BYTES) <= 2e6

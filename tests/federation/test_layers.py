@@ -13,10 +13,14 @@ PACKAGE = Path(fpld.__file__).parent
 
 
 def imported(folder: str) -> set[str]:
-    """Return the modules of ours that a package imports, anywhere in its files."""
+    """Return the modules of ours that a package imports, anywhere in its files but for type checkers alone."""
     found = set()
     for file in (PACKAGE / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        tree = ast.parse(file.read_text())
+        tree.body = [
+            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        ]
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module is not None:
                 found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Import):

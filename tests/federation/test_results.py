@@ -8,9 +8,9 @@ import pytest
 
 from experiments.results import change, study
 from fpld import config as configuration
-from fpld.engines.local.baselines import float32_variant
+from fpld.baselines.reference import float32_variant
 from fpld.federation.prepare import prepare
-from fpld.storage.folder import RunFolder
+from fpld.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.mark.slow
 @pytest.mark.parametrize("broadcast", ["weights", "logits"])
 def test_a_study_measures_what_the_codec_loses_and_nothing_else(config_file: Path, broadcast: str) -> None:
-    loaded, _ = configuration.load(str(config_file))
+    loaded, _ = configuration.read_config(str(config_file))
     config = change(loaded, codec={"name": "uniform"}, combine={"broadcast": broadcast}, run={"rounds": 2})
     store = RunFolder(config_file.parent / "study")
     prepared = prepare(config, store)

@@ -241,7 +241,7 @@ def test_folders_in_use_or_of_another_run_are_refused(
     assert "holds a run already" in capsys.readouterr().err
     assert main(["run", str(config_file), "--out", str(out), "--resume"]) == 2
     assert "another configuration" in capsys.readouterr().err
-    from fpld.storage.folder import RunFolder
+    from fpld.storage.run_folder import RunFolder
 
     with RunFolder(out).lock():
         assert main(["run", str(few), "--out", str(out), "--resume"]) == 2

@@ -9,20 +9,22 @@ import numpy as np
 import pytest
 
 from fpld import config as configuration
-from fpld.engines.local.engine import LocalEngine
+from fpld.engines.local import LocalEngine
 from fpld.engines.pool import Inline
 from fpld.errors import InputError
 from fpld.federation import state
-from fpld.federation.federation import Federation
 from fpld.federation.prepare import prepare
-from fpld.federation.state import CHECKPOINT, TRACE, State, commit, recall
+from fpld.federation.record import RoundRecord
+from fpld.federation.rounds import Federation
+from fpld.federation.state import State, commit, recall
+from fpld.protocol.aggregator import AggregatorState
 from fpld.storage.arrays import read_arrays
-from fpld.storage.folder import RunFolder
+from fpld.storage.run_folder import CHECKPOINT, TRACE, RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fpld.storage.folder import Arrays
+    from fpld.types import Arrays
 
 VARIANTS = {
     "weights": "",
@@ -34,11 +36,15 @@ VARIANTS = {
 def made(round: int, target: bool = True) -> State:
     student: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.full(2, round, np.int64)}
     logits = np.ones((3, 4), np.float32) if target else None
-    return State(student, {"moments": np.array([1.5, 2.5])}, {"round": round, "agree": True}, logits)
+    return State(student, AggregatorState({"moments": np.array([1.5, 2.5])}, {"round": round, "agree": True}), logits)
+
+
+def records(count: int) -> list[RoundRecord]:
+    return [RoundRecord(t, ["north"], [1.0], [1.0], 9, 1, kl=t / 7) for t in range(1, count + 1)]
 
 
 def lines(count: int) -> list[dict[str, Any]]:
-    return [{"round": t, "kl": t / 7} for t in range(1, count + 1)]
+    return [record.to_json() for record in records(count)]
 
 
 @pytest.mark.parametrize("target", [True, False])
@@ -46,39 +52,40 @@ def test_what_is_committed_is_recalled(target: bool, tmp_path: Path) -> None:
     store = RunFolder(tmp_path)
     assert recall(store, run="run") is None
     committed = made(2, target)
-    commit(store, committed, lines(2), run="run")
+    commit(store, committed, records(2), run="run")
     found = recall(store, run="run")
     assert found is not None
     again, trace, pending = found
-    assert (again.round, again.known, trace, pending) == (2, committed.known, lines(2), None)
+    assert (again.round, again.aggregator.meta, trace) == (2, committed.aggregator.meta, records(2))
+    assert pending is None
     assert again.student.keys() == committed.student.keys()
     for name, value in committed.student.items():
         assert np.array_equal(again.student[name], value)
         assert again.student[name].dtype == value.dtype
-    assert again.learnt.keys() == {"moments"}
+    assert again.aggregator.arrays.keys() == {"moments"}
     assert (again.target is not None) is target
 
 
 def test_lines_of_rounds_that_never_ended_are_dropped(tmp_path: Path) -> None:
     store = RunFolder(tmp_path)
-    commit(store, made(1), lines(1), run="run")
+    commit(store, made(1), records(1), run="run")
     store.write(TRACE, "".join(json.dumps(line) + "\n" for line in lines(2)).encode())
     found = recall(store, run="run")
     assert found is not None
-    assert found[1] == lines(1)
+    assert found.trace == records(1)
     assert len((tmp_path / TRACE).read_text().splitlines()) == 1  # whoever looks on does not see it either
 
 
 def test_a_round_that_is_still_to_be_evaluated_is_recalled_as_such(tmp_path: Path) -> None:
     """Its line is in the checkpoint, whatever became of the one in the trace since; those before it are checked."""
     store = RunFolder(tmp_path)
-    commit(store, made(2), lines(2), run="run", pending=True)
+    commit(store, made(2), records(2), run="run", pending=True)
     filled = [*lines(1), {**lines(2)[1], "heldout_loss": 9.0}, {"round": 3}]
     store.write(TRACE, "".join(json.dumps(line) + "\n" for line in filled).encode())
     found = recall(store, run="run")
     assert found is not None
     state, trace, pending = found
-    assert (state.round, state.known, trace, pending) == (2, made(2).known, lines(1), lines(2)[1])
+    assert (state.round, trace, pending) == (2, records(1), records(2)[1])
     shown = [json.loads(line) for line in (tmp_path / TRACE).read_text().splitlines()]
     assert shown == lines(2)
     store.write(TRACE, (json.dumps({**lines(1)[0], "kl": 5.0}) + "\n").encode())
@@ -98,7 +105,7 @@ def test_a_round_that_is_still_to_be_evaluated_is_recalled_as_such(tmp_path: Pat
 )
 def test_a_trace_that_does_not_fit_its_checkpoint_is_an_error(content: str, message: str, tmp_path: Path) -> None:
     store = RunFolder(tmp_path)
-    commit(store, made(2), lines(2), run="run")
+    commit(store, made(2), records(2), run="run")
     store.write(TRACE, content.encode())
     with pytest.raises(InputError, match=rf"trace\.jsonl {message}.*start the run anew"):
         recall(store, run="run")
@@ -106,14 +113,15 @@ def test_a_trace_that_does_not_fit_its_checkpoint_is_an_error(content: str, mess
 
 def federation(config_file: Path, variant: str, name: str) -> tuple[Federation, LocalEngine]:
     text = config_file.read_text().replace("[engine]", f"{VARIANTS[variant]}[engine]").replace("1.5", "4.0")
-    config, store = configuration.parse(text, "test"), RunFolder(config_file.parent / "run")
+    config = configuration.parse_config(text, "test")
+    store = RunFolder(config_file.parent / "run")
     prepared = prepare(config, store)
     made = Federation(config, store, prepared, name, pool=Inline())
     return made, LocalEngine(made, prepared.bytes_per_token)
 
 
 def timeless(run: Federation) -> list[dict[str, Any]]:
-    return [{**line, "seconds": None} for line in run.trace]
+    return [{**record.to_json(), "seconds": None} for record in run.trace]
 
 
 @pytest.mark.slow
@@ -132,7 +140,7 @@ def test_a_crash_between_trace_and_checkpoint(variant: str, config_file: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(state, "write_kept", crash)
+        patch.setattr(state, "write_checkpoint", crash)
         with pytest.raises(KeyboardInterrupt):
             broken.advance(engine)
     assert len((broken.store.path / TRACE).read_text().splitlines()) == 2

@@ -17,22 +17,23 @@ import tomlkit
 from fpld import config as configuration
 from fpld.cli import main
 from fpld.data import ByteTokenizer, ProbeSet, load_tokenizer
-from fpld.engines.flower.answers import Evaluated, Joined
-from fpld.engines.flower.identity import Letter, write_letter
-from fpld.engines.flower.journal import follow, note
-from fpld.engines.flower.ledger import Ledger, Question
-from fpld.engines.local.engine import LocalEngine
+from fpld.engines.flower.answer_schema import Evaluated, Joined
+from fpld.engines.flower.credentials import SignedMessage, sign_message
+from fpld.engines.flower.log import append_log, follow_log
+from fpld.engines.flower.site.ledger import Ledger, Query
+from fpld.engines.local import LocalEngine
 from fpld.engines.pool import Inline
 from fpld.errors import FpldError, InputError, ProtocolError
-from fpld.federation.federation import Federation
 from fpld.federation.prepare import prepare
-from fpld.federation.state import CHECKPOINT, State, commit, recall
+from fpld.federation.record import RoundRecord
+from fpld.federation.rounds import Federation
+from fpld.federation.state import State, commit, recall
 from fpld.protocol import Task
+from fpld.protocol.aggregator import AggregatorState
 from fpld.report.page import run_section
-from fpld.report.runs import read_run
+from fpld.report.run import read_run_data
 from fpld.storage.arrays import dump_arrays, parse_arrays
-from fpld.storage.folder import RunFolder
-from fpld.storage.seals import SEALS
+from fpld.storage.run_folder import CHECKPOINT, SEALS, RunFolder
 from fpld.web.app import make_app
 from tests.federation.conftest import CONFIG, write_texts
 from tests.fuzz.target import ODD, Target, disturbed, mutated
@@ -71,7 +72,8 @@ def arrays(_folder: Path) -> Once:
     """Files of arrays."""
     data = dump_arrays({"a": np.arange(6.0), "b": np.ones((2, 3), np.float32)}, {"format": "x"})
     size = int.from_bytes(data[:8], "little")
-    head, rest = json.loads(data[8 : 8 + size]), data[8 + size :]
+    head = json.loads(data[8 : 8 + size])
+    rest = data[8 + size :]
 
     def once(rng: np.random.Generator) -> int:
         hostile = mutated(data, rng)
@@ -87,22 +89,24 @@ def arrays(_folder: Path) -> Once:
 
 
 def readers(folder: Path) -> Once:
-    """Probe sets, tokenizers, letters, logs, ledgers and checkpoints."""
-    probe, tokenizer, log = folder / "probe.json", folder / "tokenizer.json", folder / "log"
+    """Probe sets, tokenizers, signed messages, logs, ledgers and checkpoints."""
+    probe = folder / "probe.json"
+    tokenizer = folder / "tokenizer.json"
+    log = folder / "log"
     ProbeSet(np.zeros((2, 4), np.int32), 256, ByteTokenizer().digest).save(probe)
     ByteTokenizer().save(tokenizer)
     good = {path: path.read_bytes() for path in (probe, tokenizer)}
-    letter = write_letter(b"key", {"kind": "joined", "name": "a", "challenge": "ab" * 32, "missing": []})
+    signed = sign_message(b"key", {"kind": "joined", "name": "a", "challenge": "ab" * 32, "missing": []})
     answer = {"kind": "evaluated", "round": 1, "loss": 2.0, "tokens": 5, "bytes": 9}
     store = RunFolder(folder / "kept")
-    state = State({"w": np.ones(3, np.float32)}, {}, {"round": 1, "agree": False})
-    commit(store, state, [{"round": 1}], run="run")
+    state = State({"w": np.ones(3, np.float32)}, AggregatorState({}, {"round": 1, "agree": False}))
+    commit(store, state, [RoundRecord(1, [], [], [], 0, 0)], run="run")
     kept = (store.path / "checkpoint.safetensors").read_bytes()
-    note(log, "a line")
+    append_log(log, "a line")
     lines = (log / "log.txt").read_bytes()
     ledger = Ledger(folder)
-    ledger.enter(Question.frame("ab" * 32, Task(make_plan(), "uniform")), b"frame")
-    ledger.enter(Question.loss("ab" * 32, 1, "cd" * 32), b"loss")
+    ledger.record(Query.frame("ab" * 32, Task(make_plan(), "uniform")), b"frame")
+    ledger.record(Query.loss("ab" * 32, 1, "cd" * 32), b"loss")
     entered = ledger.path.read_bytes()
 
     def changed(data: bytes, rng: np.random.Generator) -> bytes:
@@ -116,16 +120,16 @@ def readers(folder: Path) -> Once:
             path.write_bytes(changed(good[path], rng))
             with contextlib.suppress(InputError):
                 load(path)
-        altered = mutated(letter, rng)
+        altered = mutated(signed, rng)
         with contextlib.suppress(ProtocolError):
-            Joined.parse(Letter.parse(altered).check(b"key", "joined"))
-            if altered != letter:
-                raise AssertionError("an altered letter was believed")
+            Joined.parse(SignedMessage.parse(altered).check(b"key", "joined"))
+            if altered != signed:
+                raise AssertionError("an altered message was believed")
         with contextlib.suppress(ProtocolError):
             body: Any = disturbed(answer, rng)
             Evaluated.parse(body if isinstance(body, dict) else {}, round=1)
         (log / "log.txt").write_bytes(b"")
-        following = follow(log)
+        following = follow_log(log)
         next(following)
         (log / "log.txt").write_bytes(mutated(lines, rng) + b"\n")
         next(following)
@@ -152,12 +156,14 @@ def resumed(folder: Path) -> Once:
     """Folders of runs that are resumed with a damaged file: as they were, from the state before, or an error."""
     write_texts(folder)
     text = CONFIG.format(folder=folder).replace("steps = 20", "steps = 2").replace("steps = 25", "steps = 2")
-    config, store = configuration.parse(text.replace("steps = 60", "steps = 2"), "fuzz"), RunFolder(folder / "run")
+    config = configuration.parse_config(text.replace("steps = 60", "steps = 2"), "fuzz")
+    store = RunFolder(folder / "run")
 
     def opened() -> Federation:
         return Federation(config, store, prepare(config, store), "fpld", pool=Inline())
 
-    run, students = opened(), {}
+    run = opened()
+    students = {}
     for round in (1, 2):
         run.advance(LocalEngine(run, 1.0))
         students[round] = {name: array.tobytes() for name, array in run.state.student.items()}
@@ -208,7 +214,7 @@ def folders(folder: Path) -> Once:
         data = mutated(text(name), rng) if whole else json.dumps(disturbed(good[name], rng)).encode() + b"\n"
         (run / name).write_bytes(data)
         with contextlib.suppress(FpldError):
-            found = read_run(run)
+            found = read_run_data(run)
             if rng.random() < 0.1:
                 run_section(found, "run")
         (run / name).write_bytes(text(name))
@@ -228,7 +234,7 @@ def configs(_folder: Path) -> Once:
             with contextlib.suppress(Exception):  # what TOML cannot say is no configuration
                 hostile = tomlkit.dumps(disturbed(tables, rng))  # type: ignore[arg-type]
         with contextlib.suppress(InputError):
-            configuration.parse(hostile, "file")
+            configuration.parse_config(hostile, "file")
         return 1
 
     return once
@@ -261,7 +267,8 @@ def commands(folder: Path) -> Once:
 def requests(folder: Path) -> Once:
     """Requests to the live page: an answer below 500, and nothing of what is not its own."""
     shutil.copytree(folders_of(folder), folder / "shown", dirs_exist_ok=True)
-    open_app, closed = make_app(folder / "shown"), make_app(folder / "shown", "the right token!")
+    open_app = make_app(folder / "shown")
+    closed = make_app(folder / "shown", "the right token!")
     paths = ["/", "/api/runs", "/api/run", "/api/planner", "/api/plan", "/assets/page.css", "/login", "/assets/", "/x"]
 
     def once(rng: np.random.Generator) -> int:

@@ -32,7 +32,9 @@ class FoundError(Exception):
 
 def run(target: Target, folder: Path, *, seed: int, examples: int | None = None, seconds: float | None = None) -> int:
     """Run examples 0, 1, 2 ... of a seed, so many or for so long; return how many things were tried."""
-    once, tried, number = target.make(folder), 0, 0
+    once = target.make(folder)
+    tried = 0
+    number = 0
     end = None if seconds is None else time.monotonic() + seconds
     while (examples is None or number < examples) and (end is None or time.monotonic() < end):
         try:
@@ -48,7 +50,9 @@ def mutated(data: bytes, rng: np.random.Generator) -> bytes:
     """Return bytes with a few changes: flipped, set, cut out, doubled, added or shuffled."""
     changed = bytearray(data)
     for place, what, value, length in rng.integers(0, 2**31, (int(rng.integers(1, 5)), 4)).tolist():
-        place, what, length = place % (len(changed) + 1), what % 7, length % 8 + 1
+        place = place % (len(changed) + 1)
+        what = what % 7
+        length = length % 8 + 1
         if what == 0 and changed:
             changed[place % len(changed)] ^= 1 << value % 8
         elif what == 1 and changed:

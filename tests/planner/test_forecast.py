@@ -8,32 +8,34 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fpld import UniformCodec, decode, encode
+from fpld import decode, encode
+from fpld.codecs import UniformCodec
 from fpld.errors import BudgetError, FpldError
 from fpld.numerics import kl
 from fpld.paper import simulate
 from fpld.paper.theory import heterogeneous_upper
-from fpld.planner import Forecast, Known, Sender, forecast, least_total, shortest_deadline
-from fpld.planner.rows import advice, policies, policy_rows, site_rows
-from fpld.protocol.wire import OVERHEAD
+from fpld.planner import Forecast, PlanInputs, Sender, forecast, least_total, shortest_deadline
+from fpld.planner.render import advice, compare_policies, policy_rows, site_rows
+from fpld.protocol.wire import OVERHEAD_BYTES
 
-CONTEXTS, VOCAB = 1500, 32
+CONTEXTS = 1500
+VOCAB = 32
 
 
-def four(**changes: object) -> Known:
+def four(**changes: object) -> PlanInputs:
     sites = tuple(
         Sender(name, rate, clip=clip)
         for name, rate, clip in [("a", 2e6, 4.0), ("b", 2e6, 4.0), ("c", 384e3, 8.0), ("d", 256e3, 8.0)]
     )
-    return replace(Known(sites, 16384, 1024, deadline=300.0, rounds=4, samples=30_000.0), **changes)  # type: ignore[arg-type]
+    return replace(PlanInputs(sites, 16384, 1024, deadline=300.0, rounds=4, samples=30_000.0), **changes)  # type: ignore[arg-type]
 
 
-def random_known(rng: np.random.Generator) -> Known:
+def random_inputs(rng: np.random.Generator) -> PlanInputs:
     count = int(rng.integers(2, 9))
     sites = tuple(
         Sender(f"site {i}", float(rng.uniform(2e3, 2e4)), clip=float(rng.uniform(1.0, 5.0))) for i in range(count)
     )
-    return Known(
+    return PlanInputs(
         sites,
         CONTEXTS,
         VOCAB,
@@ -53,14 +55,14 @@ def test_fifty_random_plans_agree_with_the_simulator() -> None:
     target = simulate.Truth.draw(contexts=CONTEXTS, vocab=VOCAB, seed=3)
     promised = 0
     for seed in range(50):
-        known = replace(random_known(rng), c_p=target.c_p)
-        caps = known.caps()
+        inputs = replace(random_inputs(rng), c_p=target.c_p)
+        caps = inputs.caps()
         total = float(rng.uniform(0.3, 1.0) * caps.sum())
-        plan = forecast(known, str(rng.choice(["optimal", "uniform", "inverse"])), total)
+        plan = forecast(inputs, str(rng.choice(["optimal", "uniform", "inverse"])), total)
         assert plan.upper is not None
         assert plan.lower is not None
-        draw = simulate.Draw.make(target, nodes=len(known.sites), seed=seed, samples=known.samples)
-        clips = known.clips
+        draw = simulate.Draw.make(target, nodes=len(inputs.sites), seed=seed, samples=inputs.samples)
+        clips = inputs.clips
         assert clips is not None
         measured = draw.kl(plan.bits_per_coordinate, clips)
         if plan.upper_holds:
@@ -80,18 +82,18 @@ def test_on_the_wire_the_bracket_holds_for_real_bytes(bits: float, ranged: bool,
     draw = simulate.Draw.make(target, nodes=3, seed=2)
     # A stated range is that of the context's logits, a little under 1 here; a clip level of 1 is what it amounts to.
     sites = tuple(Sender(f"n{i}", clip=1.0, ranged=ranged) for i in range(3))
-    known = Known(sites, 400, 64, c_p=target.c_p, stratified=stratified)
-    plan = forecast(known, "optimal", 3 * bits * 64)
+    inputs = PlanInputs(sites, 400, 64, c_p=target.c_p, stratified=stratified)
+    plan = forecast(inputs, "optimal", 3 * bits * 64)
     decoded = []
-    for i, site in enumerate(known.sites):
+    for i, site in enumerate(inputs.sites):
         wire = replace(
-            known.uplinks.plan(site, float(plan.bits[i])),
+            inputs.uplinks.plan(site, float(plan.bits[i])),
             node=i,
             slot=i if stratified else 0,
             slots=3 if stratified else 1,
         )
         payload = encode(UniformCodec(), draw.logits[i], wire)
-        assert len(payload) + OVERHEAD == plan.bytes_sent[i]
+        assert len(payload) + OVERHEAD_BYTES == plan.bytes_sent[i]
         decoded.append(decode(UniformCodec(), payload, wire).values)
     mean = draw.logits.mean(axis=0)
     measured = float(kl(mean, np.mean(decoded, axis=0) - mean).mean())
@@ -117,7 +119,7 @@ def test_seconds_bytes_and_caps() -> None:
     assert plan.seconds[3] == pytest.approx(300, abs=0.01)
     assert plan.round_seconds is not None
     assert plan.round_seconds <= 300
-    assert sum(plan.bytes_sent) == pytest.approx(16384 * 20 * 1024 / 8 + 4 * OVERHEAD, abs=4)
+    assert sum(plan.bytes_sent) == pytest.approx(16384 * 20 * 1024 / 8 + 4 * OVERHEAD_BYTES, abs=4)
     everyone = forecast(four())
     assert all(everyone.held_by)
     row = policy_rows(plan)[0]
@@ -125,8 +127,10 @@ def test_seconds_bytes_and_caps() -> None:
 
 
 def test_the_optimal_policy_has_the_least_bound() -> None:
-    found = {name: plan.upper for name, plan in policies(forecast(four(channel="paper"), total=16 * 1024)).items()}
-    bounds = {name: upper.total for name, upper in found.items() if upper is not None}
+    uppers = {
+        name: plan.upper for name, plan in compare_policies(forecast(four(channel="paper"), total=16 * 1024)).items()
+    }
+    bounds = {name: upper.total for name, upper in uppers.items() if upper is not None}
     assert bounds["optimal"] < bounds["uniform"] < bounds["inverse"]
 
 
@@ -138,25 +142,25 @@ def test_the_next_megabyte_is_a_difference_of_noise() -> None:
         more[i] += 8e6 / 16384
         now, then = (heterogeneous_upper(bits / 1024, [4, 4, 8, 8], vocab=1024).bandwidth for bits in (plan.bits, more))
         assert gain == pytest.approx(2 * (now - then))  # a bound is half the noise
-    best = [site.name for site in plan.known.sites][int(np.argmax(np.array(gains, float)))]
+    best = [site.name for site in plan.inputs.sites][int(np.argmax(np.array(gains, float)))]
     assert best == "d"  # the thin link holds it where a bit is worth most
     assert any(f"buys most at {best}, if its cap were lifted" in line for line in advice(plan))
 
 
 @pytest.mark.parametrize("target", [0.05, 0.01, 0.002])
 def test_the_inverse_meets_the_target_and_a_little_less_does_not(target: float) -> None:
-    known = four(deadline=3600.0)
-    least = least_total(known, target)
+    inputs = four(deadline=3600.0)
+    least = least_total(inputs, target)
     assert least.upper is not None
     assert least.upper.total <= target
     assert least.upper_holds
-    assert not promises(forecast(known, "optimal", float(least.bits.sum()) * 0.99), target)
-    short = shortest_deadline(known, target)
+    assert not promises(forecast(inputs, "optimal", float(least.bits.sum()) * 0.99), target)
+    short = shortest_deadline(inputs, target)
     assert short.upper is not None
-    assert short.known.deadline is not None
+    assert short.inputs.deadline is not None
     assert short.upper.total <= target
     assert short.upper_holds
-    assert not promises(forecast(known.with_deadline(short.known.deadline * 0.99)), target)
+    assert not promises(forecast(replace(inputs, deadline=short.inputs.deadline * 0.99)), target)
 
 
 def promises(plan: Forecast, target: float) -> bool:
@@ -164,7 +168,8 @@ def promises(plan: Forecast, target: float) -> bool:
 
 
 def test_doubts_name_the_condition() -> None:
-    rough, fine = forecast(four(), total=8 * 1024), forecast(four(deadline=3000.0), total=40 * 1024)
+    rough = forecast(four(), total=8 * 1024)
+    fine = forecast(four(deadline=3000.0), total=40 * 1024)
     assert not rough.upper_holds
     assert any(doubt.startswith("(SE) fails") for doubt in rough.doubts())
     assert any(doubt.startswith("(SE') fails") for doubt in rough.doubts())
@@ -185,12 +190,12 @@ def test_doubts_name_the_condition() -> None:
 
 
 def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
-    plan = forecast(Known((Sender("a", 1e6), Sender("b", 1e5)), 1000, 100, deadline=60))
+    plan = forecast(PlanInputs((Sender("a", 1e6), Sender("b", 1e5)), 1000, 100, deadline=60))
     assert plan.upper is None
     assert "no bracket" in plan.doubts()[0]
     assert "next_megabyte" not in site_rows(plan)[0]
     with pytest.raises(FpldError, match="clip levels or weights"):
-        least_total(plan.known, 0.01)
+        least_total(plan.inputs, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -201,14 +206,14 @@ def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
         (lambda: Sender("x", cap=0.0), "cap of node 'x' must be greater than 0"),
         (lambda: four(contexts=0), "contexts must be an integer from 1"),
         (lambda: four(codec="zip"), "codec must be one of"),
-        (lambda: Known((Sender("x"), Sender("x")), 10, 10), "names of sites must differ"),
+        (lambda: PlanInputs((Sender("x"), Sender("x")), 10, 10), "names of sites must differ"),
         (
             lambda: forecast(four(deadline=20.0)),
             "over 256 kbit/s feasible is a deadline of at least 65.6 s, or at most",
         ),
         (lambda: forecast(four(), total=99 * 1024), "total must be from 4 bits per coordinate (8.389 MB a round)"),
         (
-            lambda: forecast(Known((Sender("x", clip=1.0),), 10, 10)),
+            lambda: forecast(PlanInputs((Sender("x", clip=1.0),), 10, 10)),
             "total must be given, or a limit for every site: 'x'",
         ),
         (lambda: least_total(four(), 1e-9), "target must be greater than the data term 4.17e-06"),

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fpld.budget.contexts import DEMONSTRATION, best_contexts, fit_loss
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.cli import main
-from fpld.codecs.prior import ranges
+from fpld.codecs.prior import block_ranges
 from fpld.errors import InputError
-from fpld.planner import Known, Sender, forecast, least_total
-from fpld.planner.labels import label_rows
-from fpld.planner.rows import advice, policy_rows, site_rows
-from fpld.protocol.priors import collect, notes_bytes, take_notes
+from fpld.planner import PlanInputs, Sender, forecast, least_total
+from fpld.planner.contexts import DEMONSTRATION, best_contexts, fit_loss, label_rows
+from fpld.planner.render import advice, policy_rows, site_rows
+from fpld.protocol.shared_prior import collect_notes, estimate_notes_bytes, round_blocks
 from tests.federation.conftest import config_file
 from tests.planner.test_plan_command import rows
 
@@ -28,17 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["config_file"]
 
 
-def three(**changes: object) -> Known:
+def three(**changes: object) -> PlanInputs:
     sites = tuple(
         Sender(name, cap=cap, weight=w) for name, cap, w in [("a", 200, 1.0), ("b", 200, 4.0), ("c", 50, 9.0)]
     )
-    return replace(Known(sites, 20_000, 1024, codec="samples"), **changes)  # type: ignore[arg-type]
+    return replace(PlanInputs(sites, 20_000, 1024, codec="samples"), **changes)  # type: ignore[arg-type]
 
 
 def test_bits_are_those_of_a_solver() -> None:
     plan = forecast(three(), total=180.0)
-    w, caps, floors = plan.known.weights, plan.known.caps(), plan.known.floors()
-    found = minimize(
+    w = plan.inputs.weights
+    caps = plan.inputs.caps()
+    floors = plan.inputs.floors()
+    optimum = minimize(
         lambda bits: (w / bits).sum(),
         np.full(3, 45.0),
         jac=lambda bits: -w / bits**2,
@@ -47,9 +48,9 @@ def test_bits_are_those_of_a_solver() -> None:
         options={"ftol": 1e-14, "maxiter": 500},
     )
     assert plan.policy == "square-root"
-    assert plan.bits == pytest.approx(found.x, rel=1e-4)
+    assert plan.bits == pytest.approx(optimum.x, rel=1e-4)
     assert plan.held_by == ["", "", "cap"]
-    assert plan.noise == pytest.approx(found.fun / 9)
+    assert plan.noise == pytest.approx(optimum.fun / 9)
 
 
 def test_no_bracket_where_none_applies() -> None:
@@ -63,28 +64,28 @@ def test_no_bracket_where_none_applies() -> None:
     assert row["downlink_bytes"] == 3 * site_rows(plan)[0]["downlink_bytes"]
     assert any("off the noise of the mean target" in line for line in advice(plan))
     with pytest.raises(InputError, match="not about the codec 'samples': give a total"):
-        least_total(plan.known, 0.01)
+        least_total(plan.inputs, 0.01)
 
 
 def test_the_next_megabyte_is_a_difference_of_noise() -> None:
     plan = forecast(three(), total=120.0)
     gain = plan.next_megabyte()[0]
     more = plan.bits + np.array([8e6 / 20_000, 0, 0])
-    assert gain == pytest.approx((plan.known.weights / plan.bits - plan.known.weights / more).sum() / 9)
+    assert gain == pytest.approx((plan.inputs.weights / plan.bits - plan.inputs.weights / more).sum() / 9)
 
 
 def test_contexts_are_those_of_the_fitted_loss() -> None:
     """As many nodes as the demonstration had: the model as it was fitted; more nodes want fewer bits each."""
     sites = tuple(Sender(f"s{i}", cap=60.0) for i in range(5))
-    planned, best = label_rows(forecast(Known(sites, 92_160, 1024, codec="samples")))
+    planned, best = label_rows(forecast(PlanInputs(sites, 92_160, 1024, codec="samples")))
     direct = best_contexts(fit_loss(DEMONSTRATION), 92_160 * 60.0, least_bits=3.01)
     assert (planned["contexts"], planned["context_bits"]) == (92_160, 60.0)
     assert best["contexts"] == direct.contexts
     assert best["context_bits"] == pytest.approx(direct.bits)
     assert 0 <= planned["extra_loss"] < 1e-3
     many = tuple(Sender(f"s{i}", cap=60.0) for i in range(20))
-    assert label_rows(forecast(Known(many, 92_160, 1024, codec="samples")))[1]["context_bits"] < 0.7 * direct.bits
-    assert label_rows(forecast(Known(sites, 92_160, 1024, codec="predictive"))) == []
+    assert label_rows(forecast(PlanInputs(many, 92_160, 1024, codec="samples")))[1]["context_bits"] < 0.7 * direct.bits
+    assert label_rows(forecast(PlanInputs(sites, 92_160, 1024, codec="predictive"))) == []
 
 
 def test_the_allocator_goes_by_the_codec_if_none_is_named() -> None:
@@ -93,7 +94,9 @@ def test_the_allocator_goes_by_the_codec_if_none_is_named() -> None:
         "optimal",
         "optimal",
     ]
-    caps, floors, w = np.full(2, 100.0), np.full(2, 3.0), np.array([1.0, 16.0])
+    caps = np.full(2, 100.0)
+    floors = np.full(2, 3.0)
+    w = np.array([1.0, 16.0])
     budget = Budget(caps, floors, 256, 50.0, None, w, usual="square-root")
     assert budget.bits(1).tolist() == [10.0, 40.0]
     assert "square-root" in budget.sharing
@@ -103,8 +106,8 @@ def test_notes_take_what_is_said() -> None:
     """About 6,500 coordinates lie near a boundary, a binomial count: 10 % are beyond eight deviations of it."""
     shape = 20_000, 1024
     rng = np.random.default_rng(0)
-    noted = take_notes((2 * rng.standard_normal((len(part), 1024)) for part in ranges(shape)), shape)
-    assert collect(noted, shape).size == pytest.approx(notes_bytes(*shape), rel=0.1)
+    noted = round_blocks((2 * rng.standard_normal((len(part), 1024)) for part in block_ranges(shape)), shape)
+    assert collect_notes(noted, shape).size == pytest.approx(estimate_notes_bytes(*shape), rel=0.1)
 
 
 @pytest.mark.slow
@@ -125,11 +128,11 @@ def test_a_run_learns_weights_and_the_planner_learns_from_the_run(
         weights = np.array(before["noise"]) * np.array(before["bits_allotted"])
         assert before["weights"] == pytest.approx(256 * weights)
         assert after["bits_allotted"] == pytest.approx(0.6 * np.sqrt(weights) / np.sqrt(weights).sum(), rel=1e-6)
-    found = rows(capsys, "plan", str(tmp_path / "run"), "--total", "0.6")
-    sites = [row for row in found if row["table"] == "sites"]
+    table = rows(capsys, "plan", str(tmp_path / "run"), "--total", "0.6")
+    sites = [row for row in table if row["table"] == "sites"]
     assert [row["downlink_bytes"] for row in sites] == [max(third["node_downlink_bytes"])] * 3
-    planned = next(row for row in found if row["table"] == "policies")
+    planned = next(row for row in table if row["table"] == "policies")
     assert planned["policy"] == "square-root"
     noise = 256 * np.array(third["noise"]) * np.array(third["bits_allotted"]) / [row["bits"] for row in sites]
     assert planned["noise"] == pytest.approx(noise.sum() / 9)
-    assert {row["split"] for row in found if row["table"] == "labels"} == {"planned", "best"}
+    assert {row["split"] for row in table if row["table"] == "labels"} == {"planned", "best"}

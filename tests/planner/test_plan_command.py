@@ -10,7 +10,7 @@ import pytest
 from fpld import config as configuration
 from fpld.cli import main
 from fpld.planner import forecast
-from fpld.planner.sources import read
+from fpld.planner.inputs import read_plan_source
 from tests.federation.conftest import config_file
 from tests.helpers import check_refused
 
@@ -28,15 +28,15 @@ def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, 
     assert main([*arguments, "--json"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    found: list[dict[str, Any]] = json.loads(captured.out)["rows"]
-    assert all(not isinstance(value, (dict, list)) for row in found for value in row.values())
-    return found
+    table: list[dict[str, Any]] = json.loads(captured.out)["rows"]
+    assert all(not isinstance(value, (dict, list)) for row in table for value in row.values())
+    return table
 
 
 def test_json_has_sites_and_policies(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(capsys, *PLAN, "--total", "20", "--rounds", "4", "--samples", "30000")
-    sites = [row for row in found if row["table"] == "sites"]
-    policies = {row["policy"]: row for row in found if row["table"] == "policies"}
+    table = rows(capsys, *PLAN, "--total", "20", "--rounds", "4", "--samples", "30000")
+    sites = [row for row in table if row["table"] == "sites"]
+    policies = {row["policy"]: row for row in table if row["table"] == "policies"}
     assert [row["held_by"] for row in sites] == [None, None, None, "link"]
     assert sum(row["bits"] for row in sites) == pytest.approx(20)
     assert set(policies) == {"optimal", "uniform", "inverse"}
@@ -50,15 +50,15 @@ def test_json_has_sites_and_policies(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_size_is_a_total_too(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(capsys, *PLAN, "--total", "40MB", "--caps", "12MB")
-    sites = [row for row in found if row["table"] == "sites"]
+    table = rows(capsys, *PLAN, "--total", "40MB", "--caps", "12MB")
+    sites = [row for row in table if row["table"] == "sites"]
     assert 40e6 - 4 <= sum(row["round_bytes"] for row in sites) <= 40e6  # frames and all
     assert max(row["round_bytes"] for row in sites) <= 12e6
 
 
 def test_the_inverse_question(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(capsys, *PLAN, "--target", "0.01")
-    answers = {row["answer"].partition(" (")[0]: row for row in found if row.get("policy") == "optimal"}
+    table = rows(capsys, *PLAN, "--target", "0.01")
+    answers = {row["answer"].partition(" (")[0]: row for row in table if row.get("policy") == "optimal"}
     assert set(answers) == {"least total", "shortest deadline"}
     assert all(row["kl_at_most"] <= 0.01 for row in answers.values())
     assert answers["least total"]["round_bytes"] <= answers["shortest deadline"]["round_bytes"]
@@ -83,9 +83,9 @@ def test_what_is_written_is_what_runs(
     config_file.write_text(f"# kept comment\n{uniform}")
     planned = tmp_path / "planned.toml"
     arguments = ["plan", str(config_file), "--links", "2kbit/s,4kbit/s,8kbit/s", "--deadline", "120", "--total", "7"]
-    found = rows(capsys, *arguments, "--caps", "4", "--rounds", "2", "--write", str(planned))
-    bits = [row["bits"] for row in found if row["table"] == "sites"]
-    config, text = configuration.load(planned)
+    table = rows(capsys, *arguments, "--caps", "4", "--rounds", "2", "--write", str(planned))
+    bits = [row["bits"] for row in table if row["table"] == "sites"]
+    config, text = configuration.read_config(planned)
     assert [node.bits for node in config.nodes] == bits
     assert "# kept comment" in text
     assert config.run.rounds == 2
@@ -94,11 +94,11 @@ def test_what_is_written_is_what_runs(
     capsys.readouterr()
     lines = [json.loads(line) for line in (tmp_path / "run/trace.jsonl").read_text().splitlines()]
     assert lines[0]["bits_allotted"] == pytest.approx(bits)
-    planned_bytes = [row["round_bytes"] for row in found if row["table"] == "sites"]
+    planned_bytes = [row["round_bytes"] for row in table if row["table"] == "sites"]
     assert lines[0]["node_bytes"] == planned_bytes
 
     # The finished run, as a warm-up: at its own bits the planner gives the bracket that was found there.
-    again = forecast(read(str(tmp_path / "run")).known)
+    again = forecast(read_plan_source(str(tmp_path / "run")).inputs)
     assert again.upper is not None
     assert again.lower is not None
     assert again.upper.bandwidth == pytest.approx(lines[-1]["bandwidth_upper"], rel=1e-6)
@@ -121,12 +121,12 @@ def test_measured_curves_are_planned_by(capsys: pytest.CaptureFixture[str], conf
     assert main(["run", str(config_file), "--out", str(tmp_path / "run"), "--json"]) == 0
     capsys.readouterr()
     lines = [json.loads(line) for line in (tmp_path / "run/trace.jsonl").read_text().splitlines()]
-    found = [row for row in rows(capsys, "plan", str(tmp_path / "run"), "--total", "2") if row["table"] == "policies"]
-    best, *others = found
+    table = rows(capsys, "plan", str(tmp_path / "run"), "--total", "2")
+    best, *others = (row for row in table if row["table"] == "policies")
     assert best["policy"] == "curves"
     assert all(best["coding_loss"] < other["coding_loss"] for other in others)
-    known = read(str(tmp_path / "run")).known
-    assert known.curves == tuple(tuple(pair) for pair in lines[-1]["curves"])
+    inputs = read_plan_source(str(tmp_path / "run")).inputs
+    assert inputs.curves == tuple(tuple(pair) for pair in lines[-1]["curves"])
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fpld.baselines import one_bit
 from fpld.errors import InputError
-from fpld.federation import onebit
 from fpld.planner import forecast
-from fpld.planner.scale import MODELS, Effort, Row, read_shape, scale_rows
-from fpld.planner.sources import read
+from fpld.planner.inputs import read_plan_source
+from fpld.planner.scale import MODELS, Row, ScaleSettings, read_shape, scale_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
 PUBLISHED = {"smollm2-135m": 134_515_008, "smollm2-1.7b": 1_711_376_384, "llama-3.1-8b": 8_030_261_248}
@@ -43,36 +43,38 @@ def test_a_folder_has_the_shape_of_its_model(tmp_path: Path) -> None:
 
 def test_one_bit_is_as_long_as_stated() -> None:
     for count in (1, 300, 65536 + 1024 + 250):
-        assert onebit.update_bytes(count) == len(onebit.encode({"w": np.ones(count, np.float32)}, seed=0))
+        assert one_bit.update_bytes(count) == len(one_bit.encode_update({"w": np.ones(count, np.float32)}, seed=0))
 
 
 @pytest.mark.parametrize("name", ["rivals", "hospitals", "wikipedia"])
 def test_the_bytes_of_presets_are_those_of_their_runs(name: str) -> None:
     """Kept runs of three seeds; a payload fills its budget within 1 %, notes on the prior vary with the text."""
-    found = {row["method"]: row for row in json.loads((DOCS / f"results/{name}.json").read_text())["rows"]}
-    source = read(name)
-    plan, down = forecast(source.known, total=source.total), source.known.downlink
-    assert found["fpld"]["uplink_bytes"] == pytest.approx(sum(plan.bytes_sent), rel=0.01)
+    results = {row["method"]: row for row in json.loads((DOCS / f"results/{name}.json").read_text())["rows"]}
+    source = read_plan_source(name)
+    plan = forecast(source.inputs, total=source.total)
+    down = source.inputs.downlink
+    assert results["fpld"]["uplink_bytes"] == pytest.approx(sum(plan.bytes_sent), rel=0.01)
     assert down is not None
-    assert found["fpld"]["downlink_bytes"] == pytest.approx(len(plan.bits) * down, rel=0.02)
-    weights = replace(source.config.student.settings, vocab=source.known.vocab).parameters
-    assert found["fedavg, 1 round"]["uplink_bytes"] == len(plan.bits) * 4 * weights
-    assert found["fedavg-1bit, 1 round"]["uplink_bytes"] == len(plan.bits) * onebit.update_bytes(weights)
+    assert results["fpld"]["downlink_bytes"] == pytest.approx(len(plan.bits) * down, rel=0.02)
+    weights = replace(source.config.student.settings, vocab=source.inputs.vocab).parameters
+    assert results["fedavg, 1 round"]["uplink_bytes"] == len(plan.bits) * 4 * weights
+    assert results["fedavg-1bit, 1 round"]["uplink_bytes"] == len(plan.bits) * one_bit.update_bytes(weights)
 
 
 def test_labels_do_not_grow_with_the_model_and_the_aggregator_gets_those_of_all_nodes() -> None:
-    effort = Effort(contexts=10_000, bits=48.0, rounds=2)
+    effort = ScaleSettings(contexts=10_000, bits=48.0, rounds=2)
     rows = {name: scale_rows(shape, [10, 1000], effort) for name, shape in MODELS.items()}
-    for found in rows.values():
-        few, many = found[:5], found[5:]
+    for methods in rows.values():
+        few = methods[:5]
+        many = methods[5:]
         assert [row["up_bytes"] for row in few] == [row["up_bytes"] for row in many]
         assert all(100 * a["aggregator_in"] == b["aggregator_in"] for a, b in zip(few, many, strict=True))
         assert few[0]["aggregator_memory"] < many[0]["aggregator_memory"]
-    assert len({found[0]["up_bytes"] for found in rows.values()}) == 1
+    assert len({methods[0]["up_bytes"] for methods in rows.values()}) == 1
     first = rows["llama-3.1-8b"][0]
     assert first["seconds_1M"] == pytest.approx(8 * (first["up_bytes"] + first["down_bytes"]) / 1e6)
     with pytest.raises(InputError, match="layers of adapters must be at most the model's 30, got 31"):
-        scale_rows(MODELS["smollm2-135m"], [1], Effort(layers=31))
+        scale_rows(MODELS["smollm2-135m"], [1], ScaleSettings(layers=31))
 
 
 def line(name: str, row: Row) -> str:
@@ -87,7 +89,7 @@ def table() -> list[str]:
     """All rows of the page; of methods whose numbers do not depend on the number of nodes there is one."""
     lines = []
     for name in ("smollm2-1.7b", "llama-3.1-8b"):
-        rows = scale_rows(MODELS[name], [10, 100, 1000], Effort())
+        rows = scale_rows(MODELS[name], [10, 100, 1000], ScaleSettings())
         lines += [line(name, row) for row in rows if row["method"] == "fpld" or row["nodes"] == 10]
     return lines
 

@@ -10,7 +10,7 @@ from dp_accounting import pld
 from scipy.stats import norm
 
 from fpld.errors import InputError
-from fpld.privacy import Spent, epsilon, noise_for
+from fpld.privacy import DpSteps, epsilon, noise_for
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def test_epsilon_is_that_of_dp_accounting(noise: float, rate: float, steps: int)
         noise, sampling_prob=rate, value_discretization_interval=1e-4, use_connect_dots=True
     )
     expected = one.self_compose(steps).get_epsilon_for_delta(DELTA)
-    assert epsilon([Spent(noise, rate, steps)], DELTA) == pytest.approx(expected, rel=1e-6)
+    assert epsilon([DpSteps(noise, rate, steps)], DELTA) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")  # the library's own
@@ -47,8 +47,9 @@ def test_epsilon_is_that_of_opacus(noise: float, rate: float, steps: int) -> Non
     """Opacus brackets it by numerical accounting (PRV), and Rényi accounting is never below."""
     from opacus.accountants import PRVAccountant, RDPAccountant
 
-    found = epsilon([Spent(noise, rate, steps)], DELTA)
-    numerical, moments = PRVAccountant(), RDPAccountant()
+    found = epsilon([DpSteps(noise, rate, steps)], DELTA)
+    numerical = PRVAccountant()
+    moments = RDPAccountant()
     numerical.history = moments.history = [(noise, rate, steps)]
     error = 0.01
     upper = numerical.get_epsilon(DELTA, eps_error=error)
@@ -59,7 +60,7 @@ def test_epsilon_is_that_of_opacus(noise: float, rate: float, steps: int) -> Non
 @pytest.mark.parametrize(("noise", "steps"), [(2.0, 1), (5.0, 16), (34.0, 600)])
 def test_without_sampling_it_is_the_closed_form(noise: float, steps: int) -> None:
     """Balle and Wang (2018): the Gaussian mechanism's exact curve, composed."""
-    found = epsilon([Spent(noise, 1.0, steps)], DELTA)
+    found = epsilon([DpSteps(noise, 1.0, steps)], DELTA)
     mu = math.sqrt(steps) / noise
     delta = norm.cdf(mu / 2 - found / mu) - math.exp(found) * norm.cdf(-mu / 2 - found / mu)
     assert delta == pytest.approx(DELTA, rel=0.01)
@@ -68,12 +69,14 @@ def test_without_sampling_it_is_the_closed_form(noise: float, steps: int) -> Non
 def test_noise_keeps_the_promise_and_a_little_less_would_not() -> None:
     for target, rate, steps in ((3.0, 0.2, 100), (1.0, 0.05, 60)):
         noise = noise_for(target, DELTA, rate=rate, steps=steps)
-        assert epsilon([Spent(noise, rate, steps)], DELTA) <= target
-        assert epsilon([Spent(noise - 0.002, rate, steps)], DELTA) > target
+        assert epsilon([DpSteps(noise, rate, steps)], DELTA) <= target
+        assert epsilon([DpSteps(noise - 0.002, rate, steps)], DELTA) > target
 
 
 def test_noise_is_that_of_dp_accounting() -> None:
-    rate, steps, target = 0.3, 50, 2.0
+    rate = 0.3
+    steps = 50
+    target = 2.0
     expected = dp_accounting.calibrate_dp_mechanism(
         pld.PLDAccountant,
         lambda noise: dp_accounting.SelfComposedDpEvent(
@@ -86,9 +89,9 @@ def test_noise_is_that_of_dp_accounting() -> None:
 
 
 def test_steps_compose_whatever_their_order() -> None:
-    parts = [Spent(3.0, 0.2, 100), Spent(5.0, 0.3, 40), Spent(3.0, 0.2, 200)]
+    parts = [DpSteps(3.0, 0.2, 100), DpSteps(5.0, 0.3, 40), DpSteps(3.0, 0.2, 200)]
     together = epsilon(parts, DELTA)
-    assert together == epsilon(parts[::-1], DELTA) == epsilon([Spent(3.0, 0.2, 300), Spent(5.0, 0.3, 40)], DELTA)
+    assert together == epsilon(parts[::-1], DELTA) == epsilon([DpSteps(3.0, 0.2, 300), DpSteps(5.0, 0.3, 40)], DELTA)
     assert together > max(epsilon([part], DELTA) for part in parts)
     assert epsilon([], DELTA) == 0.0
 

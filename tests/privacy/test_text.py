@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from fpld.errors import InputError
-from fpld.privacy import Chance, PrivateText, calibrated, cut_text
-from fpld.privacy.text import PADDING, by_window
+from fpld.privacy import PrivateText, RandomSource, calibrate_mechanism, cut_text
+from fpld.privacy.sampling import PADDING, by_window
 
 ALARM = 1e-6
 """The false-alarm rate of each statistical test here; seeds are fixed, so that none ever comes by chance."""
@@ -20,7 +20,8 @@ def units(count: int) -> PrivateText:
 
 def test_every_token_is_in_one_window_of_its_own_document() -> None:
     rng = np.random.default_rng(0)
-    lengths, groups = rng.integers(1, 40, 60), rng.integers(0, 25, 60)
+    lengths = rng.integers(1, 40, 60)
+    groups = rng.integers(0, 25, 60)
     tokens = np.arange(lengths.sum())
     text = cut_text(tokens, lengths, groups, window=7)
     kept = text.windows[text.windows != PADDING]
@@ -38,8 +39,11 @@ def test_every_token_is_in_one_window_of_its_own_document() -> None:
 @pytest.mark.slow
 def test_the_sampler_is_poisson() -> None:
     """Every unit by itself with the same chance: numbers of units and of pairs are binomial."""
-    count, rate, steps = 40, 0.15, 20_000
-    text, chance = units(count), Chance.seeded(1)
+    count = 40
+    rate = 0.15
+    steps = 20_000
+    text = units(count)
+    chance = RandomSource.seeded(1)
     taken = np.zeros((steps, count), bool)
     for step in range(steps):
         for windows in text.draw(rate, 1, chance):
@@ -61,7 +65,8 @@ def test_the_sampler_is_poisson() -> None:
 
 
 def test_of_a_long_unit_some_windows_are_drawn_all_with_the_same_chance() -> None:
-    text, chance = PrivateText(np.arange(12)[:, None], np.array([0, 2, 12])), Chance.seeded(2)
+    text = PrivateText(np.arange(12)[:, None], np.array([0, 2, 12]))
+    chance = RandomSource.seeded(2)
     seen = np.zeros(12)
     for _ in range(4000):
         short, long = text.draw(1.0, 3, chance)
@@ -71,8 +76,8 @@ def test_of_a_long_unit_some_windows_are_drawn_all_with_the_same_chance() -> Non
     assert stats.chisquare(seen[2:]).pvalue > ALARM
 
 
-@pytest.mark.parametrize("chance", [Chance.seeded(3), Chance.secret()], ids=["seeded", "secret"])
-def test_noise_is_normal_and_draws_are_uniform(chance: Chance) -> None:
+@pytest.mark.parametrize("chance", [RandomSource.seeded(3), RandomSource.secret()], ids=["seeded", "secret"])
+def test_noise_is_normal_and_draws_are_uniform(chance: RandomSource) -> None:
     """The secret draws change with every run of this test: its false-alarm rate is real, 2e-6."""
     found = chance.normals(200_001)
     assert found.shape == (200_001,)
@@ -82,11 +87,11 @@ def test_noise_is_normal_and_draws_are_uniform(chance: Chance) -> None:
 
 
 def test_secret_draws_are_not_repeated() -> None:
-    assert not np.array_equal(Chance.secret().normals(4), Chance.secret().normals(4))
+    assert not np.array_equal(RandomSource.secret().normals(4), RandomSource.secret().normals(4))
 
 
 def test_a_unit_larger_than_the_data_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"privacy.batch must be at most the number of units in a node's text, 5, got 8"
     ):
-        calibrated(units(5), epsilon=1.0, delta=1e-5, clip=1.0, batch=8, windows=1, steps=10)
+        calibrate_mechanism(units(5), epsilon=1.0, delta=1e-5, clip=1.0, batch=8, windows=1, steps=10)

@@ -1,4 +1,4 @@
-"""What a round is combined to: one plain way for all codecs, rules and observers, fast ways that give the same.
+"""What a round is combined to: a reference for all codecs, rules and observers, and fast paths that give the same.
 
 Frames lie in memory or on disk, blocks are worked on by threads: the same result, and memory that stays flat.
 """
@@ -9,34 +9,37 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from fpld import UniformCodec, compiled, decode, encode
-from fpld.codecs import PredictiveCodec, make_prior
-from fpld.codecs.predictive.head import DITHER
-from fpld.codecs.samples import reader
+from fpld import decode, encode, kernels
+from fpld.codecs import PredictiveCodec, UniformCodec, make_prior
+from fpld.codecs.predictive.header import DITHER
+from fpld.codecs.samples import decoder
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.numerics import log_softmax, softmax
 from fpld.paper.theory import weighted_bracket
-from fpld.protocol import Aggregator, Budget, Node, Settings, plain, ways
-from fpld.protocol.combine import Combined, combine
-from fpld.protocol.replies import Replies, Sample
+from fpld.protocol import Aggregator, Budget, Node, Settings, combine, fast_paths
+from fpld.protocol.combine import Combined, LogitSample, Replies
+from fpld.protocol.fast_paths import FAST_PATHS, combine_replies
 from fpld.protocol.spool import Spool
-from fpld.protocol.ways import WAYS
 from fpld.registry import rules
 from fpld.rules import MEAN, MIXTURE, PRECISION
-from tests.codec_rows import ROWS, Row, draw, each_codec
+from tests.codecs.codec_rows import ROWS, Row, draw, each_codec
 from tests.helpers import make_plan
-from tests.test_rules import DEFINITIONS, OF_CHANCES
+from tests.rules.test_rules import DEFINITIONS, OF_PROBABILITIES
 
-Array = np.ndarray[Any, np.dtype[Any]]
+if TYPE_CHECKING:
+    from fpld.types import Array
 
-K, M, V = 5, 40, 300
+K = 5
+M = 40
+V = 300
 LOGITS = np.random.default_rng(0).normal(0, 2, (K, M, V)).astype(np.float32)
 
 
@@ -44,11 +47,12 @@ class Watcher:
     """An observer that wants samples, squares, both or nothing, and keeps what it sees."""
 
     def __init__(self, *wants: str) -> None:
-        self.samples, self.squares = "samples" in wants, "squares" in wants
-        self.seen: list[Sample] = []
+        self.wants_samples = "samples" in wants
+        self.wants_squares = "squares" in wants
+        self.seen: list[LogitSample] = []
 
-    def look(self, sample: Sample) -> None:
-        assert self.samples
+    def observe(self, sample: LogitSample) -> None:
+        assert self.wants_samples
         self.seen.append(sample)
 
     def joined(self, field: str, axis: int) -> Array:
@@ -99,7 +103,8 @@ def with_rule(replies: Replies, name: str) -> Replies:
 @pytest.mark.parametrize("rule", DEFINITIONS)
 @each_want
 def test_a_round_is_what_the_rule_says_of_what_is_decoded(row: Row, rule: str, wants: tuple[str, ...]) -> None:
-    replies, watcher = with_rule(coded(row.name), rule), Watcher(*wants)
+    replies = with_rule(coded(row.name), rule)
+    watcher = Watcher(*wants)
     pairs = zip(replies.payloads, replies.plans, strict=True)
     decoded = [decode(replies.codec, *pair, dtype=np.float64) for pair in pairs]
     values, variance, bias = (
@@ -107,22 +112,24 @@ def test_a_round_is_what_the_rule_says_of_what_is_decoded(row: Row, rule: str, w
         for parts in zip(*(each[:3] for each in decoded), strict=True)
     )
     expected = DEFINITIONS[rule](values, variance, bias)
-    if rule in OF_CHANCES and row.codec.traits.sparse:
-        expected = np.log(np.maximum(OF_CHANCES[rule](np.stack([np.asarray(each.chances) for each in decoded])), 1e-9))
-    found = combine(replies, watcher)
+    if rule in OF_PROBABILITIES and row.codec.traits.sparse:
+        expected = np.log(
+            np.maximum(OF_PROBABILITIES[rule](np.stack([np.asarray(each.probabilities) for each in decoded])), 1e-9)
+        )
+    found = combine_replies(replies, watcher)
     assert found.nodes == list(range(K))
     assert whole(found, replies).dtype == np.float32
     compare = close if row.codec.traits.sparse else partial(np.allclose, rtol=1e-4, atol=2e-5)
     assert compare(whole(found, replies), expected)
     noise = variance * np.exp(2 * values) if row.codec.traits.sparse else variance  # of probabilities
     assert found.noise == pytest.approx(noise.sum(axis=(1, 2)), rel=1e-4)
-    assert found.squares == pytest.approx(np.square(values).sum(axis=(1, 2)) * watcher.squares, rel=1e-4)
+    assert found.squares == pytest.approx(np.square(values).sum(axis=(1, 2)) * watcher.wants_squares, rel=1e-4)
     bounds = weighted_bracket(softmax(expected), variance.sum(axis=0) / K**2) / 12
     if row.codec.traits.sparse:
         assert (found.lower, found.upper) == (None, None)
     else:
         assert (found.lower, found.upper) == pytest.approx(tuple(bounds), rel=1e-3, abs=1e-9)
-    if watcher.samples:
+    if watcher.wants_samples:
         assert watcher.joined("contexts", 0).tolist() == list(range(12))
         assert np.allclose(watcher.joined("values", 1), values, rtol=1e-4, atol=1e-5)
         assert np.allclose(watcher.joined("variance", 1), variance, rtol=1e-4, atol=1e-6)
@@ -132,7 +139,7 @@ def test_a_round_is_what_the_rule_says_of_what_is_decoded(row: Row, rule: str, w
         assert (watcher.seen[0].prior is not None) == row.prior
 
 
-# ---- fast ways against the plain way
+# ---- fast paths against the reference
 
 SCENES: dict[str, tuple[Any, dict[str, Any]]] = {
     "uniform, ranges": (UniformCodec(), {}),
@@ -176,8 +183,8 @@ def agree(replies: Replies, found: tuple[Combined, Watcher], expected: tuple[Com
     assert (one.lower is None) == (other.lower is None) == replies.codec.traits.sparse
     if other.lower is not None:
         assert (one.lower, one.upper) == pytest.approx((other.lower, other.upper), rel=1e-3)
-    assert bool(seen.seen) == bool(plainly.seen) == seen.samples
-    if seen.samples:
+    assert bool(seen.seen) == bool(plainly.seen) == seen.wants_samples
+    if seen.wants_samples:
         for field, axis in (("contexts", 0), ("values", 1), ("variance", 1), ("combined", 0)):
             assert np.allclose(seen.joined(field, axis), plainly.joined(field, axis), rtol=1e-3, atol=1e-4)
         priors = [[s.prior for s in watcher.seen if s.prior is not None] for watcher in (seen, plainly)]
@@ -194,39 +201,41 @@ def agree(replies: Replies, found: tuple[Combined, Watcher], expected: tuple[Com
         pytest.param((150, 3000), id="some are", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("rule", ["guarded", *(r for r in DEFINITIONS if any(w[1] == rules.get(r) for w in WAYS))])
+@pytest.mark.parametrize(
+    "rule", ["guarded", *(r for r in DEFINITIONS if any(path.rule == rules.get(r) for path in FAST_PATHS))]
+)
 @each_want
-def test_a_fast_way_gives_what_the_plain_way_gives(
+def test_a_fast_path_gives_what_the_reference_gives(
     name: str, shape: tuple[int, int], rule: str, wants: tuple[str, ...]
 ) -> None:
     replies = with_rule(scene(name, *shape), rule)
     watchers = Watcher(*wants), Watcher(*wants)
     agree(
         replies,
-        (combine(replies, watchers[0], threads=2), watchers[0]),
-        (combine(replies, watchers[1], ways={}), watchers[1]),
+        (combine_replies(replies, watchers[0], threads=2), watchers[0]),
+        (combine_replies(replies, watchers[1], paths=()), watchers[1]),
     )
 
 
-def test_each_fast_way_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_fast_path_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above compares two things; and not where it does not serve."""
-    for (codec, rule), way in WAYS.items():
-        name = next(name for name, (each, _) in SCENES.items() if each == codec)
-        replies = with_rule(scene(name, M, V), next(n for n in DEFINITIONS if rules.get(n) == rule))
+    for path in FAST_PATHS:
+        name = next(name for name, (codec, _) in SCENES.items() if codec == path.codec)
+        replies = with_rule(scene(name, M, V), next(n for n in DEFINITIONS if rules.get(n) == path.rule))
         for wants in WANTS.values():
             watcher = Watcher(*wants)
-            serves = (way.samples or not watcher.samples) and (way.squares or not watcher.squares)
-            assert (ways.fast_way(WAYS, replies, watcher) is way) == serves
-        own = Replies(codec, rule, replies.payloads, replies.plans, [np.zeros((M, V), np.float32)] * K)
-        assert ways.fast_way(WAYS, own, Watcher()) is None
+            serves = (path.samples or not watcher.wants_samples) and (path.squares or not watcher.wants_squares)
+            assert path.serves(replies, watcher) == serves
+            assert not any(other.serves(replies, watcher) for other in FAST_PATHS if other is not path)
+        refined = replace(replies, reconstructions=[np.zeros((M, V), np.float32)] * K)
+        assert not path.serves(refined, Watcher())
         apart = [make_plan(contexts=M, vocab=V, node=k, prior=make_prior(LOGITS[k])) for k in range(K)]
-        different = Replies(codec, rule, replies.payloads, apart)
-        assert (ways.fast_way(WAYS, different, Watcher()) is None) == way.one_prior
-    monkeypatch.setattr(compiled, "find_spec", lambda _name: None)
-    compiled.available.cache_clear()
-    assert ways.fast_way(WAYS, scene("uniform, clip", M, V), Watcher()) is None
+        assert path.serves(replace(replies, plans=apart), Watcher()) != path.one_prior
+    monkeypatch.setattr(kernels, "find_spec", lambda _name: None)
+    kernels.numba_available.cache_clear()
+    assert not FAST_PATHS[0].serves(scene("uniform, clip", M, V), Watcher())
     monkeypatch.undo()
-    compiled.available.cache_clear()
+    kernels.numba_available.cache_clear()
 
 
 @pytest.mark.parametrize("predicted", [False, True])
@@ -241,7 +250,7 @@ def test_dithered_predictive_payloads_lose_their_bias_in_a_mixture_that_is_obser
     payloads = [encode(PredictiveCodec(), logits, plan) for plan in plans]
     assert all(payload[0] & DITHER for payload in payloads)
     replies = Replies(PredictiveCodec(), MIXTURE, payloads, plans)
-    quiet, observed = (combine(replies, watcher).target.array for watcher in (Watcher(), Watcher("squares")))
+    quiet, observed = (combine_replies(replies, watcher).target.array for watcher in (Watcher(), Watcher("squares")))
     assert np.allclose(observed, quiet, rtol=0, atol=1e-4)
     decoded = [decode(PredictiveCodec(), *pair) for pair in zip(payloads, plans, strict=True)]
     biased = np.log(np.mean([softmax(each.values) for each in decoded], axis=0))
@@ -260,19 +269,20 @@ def test_the_result_does_not_depend_on_blocks_and_threads(
 ) -> None:
     found = []
     for size in (V, 7 * V, 1 << 20):  # one context at a time, some, all
-        monkeypatch.setattr(plain, "_BLOCK", size)
-        monkeypatch.setattr(ways, "_BLOCK", size)
+        monkeypatch.setattr(combine, "_BLOCK", size)
+        monkeypatch.setattr(fast_paths, "_BLOCK", size)
         for threads in (1, 3):
             watcher = Watcher("samples", "squares") if size == V else Watcher()
-            assert combine(with_rule(scene(name, M, V), rule), watcher, threads).target.array.shape == (M, V)
-            found.append(combine(with_rule(scene(name, M, V), rule), Watcher(), threads).target.array.tobytes())
+            assert combine_replies(with_rule(scene(name, M, V), rule), watcher, threads).target.array.shape == (M, V)
+            found.append(combine_replies(with_rule(scene(name, M, V), rule), Watcher(), threads).target.array.tobytes())
     assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize("rule", [MEAN, PRECISION, MIXTURE])
 def test_what_nodes_coded_against_is_added_and_kept(rule: Any) -> None:
     """Sequential refinement: two payloads in turn are as the sum of what they decode to."""
-    codec, replies = UniformCodec(), scene("uniform, ranges", M, V)
+    codec = UniformCodec()
+    replies = scene("uniform, ranges", M, V)
     pairs = zip(replies.payloads, replies.plans, strict=True)
     decoded = [decode(codec, *pair) for pair in pairs]
     own = [np.full((M, V), 0.25 * k, np.float32) * np.linspace(-1, 1, V, dtype=np.float32) for k in range(K)]
@@ -280,7 +290,7 @@ def test_what_nodes_coded_against_is_added_and_kept(rule: Any) -> None:
     work = rule.start((M, V))
     for each in summed:
         work.add(each)
-    found = combine(Replies(codec, rule, replies.payloads, replies.plans, own), Watcher())
+    found = combine_replies(Replies(codec, rule, replies.payloads, replies.plans, own), Watcher())
     assert np.allclose(found.target.array, work.result(), rtol=1e-5, atol=1e-5)
     assert all(np.array_equal(a, b.values) for a, b in zip(own, summed, strict=True))
 
@@ -313,8 +323,8 @@ def settings(nodes: int, contexts: int, vocab: int, **changes: Any) -> Settings:
 
 def combined(aggregator: Aggregator, logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     for k, task in aggregator.open("none", {}).items():
-        node, received, _ = Node(k, bytes(32)).receive(task.to_bytes())
-        assert aggregator.frame(k, node.answer(received, logits)[1]).verdict == "accepted"
+        node, _ = Node(k, bytes(32)).receive(task)
+        assert aggregator.frame(k, node.answer(task, logits)[1]).verdict == "accepted"
     aggregator.close()
     return aggregator.combine().target.array
 
@@ -348,8 +358,8 @@ def test_memory_of_the_aggregator_does_not_grow_with_nodes() -> None:
         aggregator = Aggregator(settings(nodes, 64, 8000, threads=1))
         logits = np.random.default_rng(0).normal(0, 1, (64, 8000)).astype(np.float32)
         for k, task in aggregator.open("none", {}).items():
-            node, received, _ = Node(k, bytes(32)).receive(task.to_bytes())
-            aggregator.frame(k, node.answer(received, logits)[1])
+            node, _ = Node(k, bytes(32)).receive(task)
+            aggregator.frame(k, node.answer(task, logits)[1])
         aggregator.close()
         tracemalloc.start()
         aggregator.combine()
@@ -361,18 +371,20 @@ def test_memory_of_the_aggregator_does_not_grow_with_nodes() -> None:
 
 def test_memory_for_sampled_labels_does_not_grow_with_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all nodes change is held for fewer contexts at a time, the more nodes there are; the target is the same."""
-    contexts, vocab = 512, 64
+    contexts = 512
+    vocab = 64
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 2, (contexts, vocab)).astype(np.float32)
     prior = make_prior(logits + rng.normal(0, 1, logits.shape).astype(np.float32))
-    peaks, targets = [], []
+    peaks = []
+    targets = []
     for nodes, at_once in ((4, 8), (8, 8), (64, 8), (64, 64)):  # the first compiles
-        monkeypatch.setattr(reader, "_TOGETHER", at_once * contexts * vocab)
+        monkeypatch.setattr(decoder, "_TOGETHER", at_once * contexts * vocab)
         own = {"contexts": contexts, "vocab": vocab, "bits": 40.0, "prior": prior, "slots": nodes}
         plans = [make_plan(node=k, slot=k, **own) for k in range(nodes)]
         replies = Replies(SAMPLES, MIXTURE, [SAMPLES.encode([logits], plan) for plan in plans], plans)
         tracemalloc.start()
-        targets.append(combine(replies, Watcher(), 1).target)
+        targets.append(combine_replies(replies, Watcher(), 1).target)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < 1.5 * peaks[1]  # 22 kB a node besides
@@ -384,11 +396,11 @@ def test_memory_for_sampled_labels_does_not_grow_with_nodes(monkeypatch: pytest.
 def test_a_node_encodes_block_by_block_without_a_second_copy() -> None:
     """From blocks as a model makes them: the peak is far below one float32 copy of all logits."""
     task = next(iter(Aggregator(settings(1, 512, 8000)).open("none", {}).values()))
-    node, received, _ = Node(0, bytes(32)).receive(task.to_bytes())
+    node, _ = Node(0, bytes(32)).receive(task)
     rng = np.random.default_rng(0)
-    node.answer(received, (rng.standard_normal((8, 8000), np.float32) for _ in range(64)))  # compiles
+    node.answer(task, (rng.standard_normal((8, 8000), np.float32) for _ in range(64)))  # compiles
     tracemalloc.start()
-    _, frame = node.answer(received, (rng.standard_normal((8, 8000), np.float32) for _ in range(64)))
+    _, frame = node.answer(task, (rng.standard_normal((8, 8000), np.float32) for _ in range(64)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * len(frame) + 8 * 8 * 8000 * 4 < 0.7 * 512 * 8000 * 4

@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fpld import InputError, UniformCodec, encode, seal
+from fpld import InputError, encode, encode_frame
+from fpld.codecs import UniformCodec
 from fpld.errors import ProtocolError, QuorumError
 from fpld.paper import theory
 from fpld.protocol import Aggregator, Budget, Node, Settings, Task
+from fpld.protocol.aggregator import blank_state
 from fpld.protocol.states import AGGREGATOR, NODE, AggregatorEvent, AggregatorPhase, NodeEvent, NodePhase
 from fpld.protocol.wire import HEADER
 
-K, M, V = 3, 12, 20
+K = 3
+M = 12
+V = 20
 PROBE = bytes(range(32))
 LOGITS = np.random.default_rng(0).normal(0, 2, (K, M, V)).astype(np.float32)
 
@@ -40,9 +44,9 @@ def settings(**changes: Any) -> Settings:
 def answers(tasks: dict[int, Task], nodes: list[Node], logits: np.ndarray[Any, Any]) -> dict[int, bytes]:
     frames = {}
     for i, task in tasks.items():
-        node, received, frame = nodes[i].receive(task.to_bytes())
+        node, frame = nodes[i].receive(task)
         assert frame is None
-        nodes[i], frames[i] = node.answer(received, logits[i])
+        nodes[i], frames[i] = node.answer(task, logits[i])
     return frames
 
 
@@ -70,7 +74,7 @@ def test_a_round_brings_the_mean_within_its_bounds() -> None:
     truth = logits.mean(axis=0)
     assert combined.lower < theory.kl(truth, combined.target.array - truth).mean() < combined.upper
     assert aggregator.sent == {node: contexts * size // 8 for node, size in enumerate((120, 160, 200))}
-    assert not aggregator.distilled()
+    assert aggregator.end().round == 1
 
 
 @pytest.mark.parametrize("rule", ["mean", "precision", "trimmed", "median", "mixture", "geometric", "guarded"])
@@ -83,26 +87,24 @@ def test_the_order_of_arrival_does_not_matter(rule: str) -> None:
     assert len(set(results)) == 1
 
 
-def aggregator_in(phase: AggregatorPhase, rounds: int = 2) -> Aggregator:
-    """Return an aggregator that was brought into a phase by its events; `rounds` are all rounds of its run."""
-    aggregator = Aggregator(settings(rounds=rounds))
+def aggregator_in(phase: AggregatorPhase) -> Aggregator:
+    """Return an aggregator that was brought into a phase by its events."""
     if phase is AggregatorPhase.READY:
+        return Aggregator(settings())
+    aggregator = collected()
+    if phase is AggregatorPhase.COLLECTING:
         return aggregator
-    if phase is AggregatorPhase.DONE:
-        aggregator = aggregator_in(AggregatorPhase.COMBINED, 1)
-        assert aggregator.distilled()
+    aggregator.close()
+    if phase is AggregatorPhase.CLOSED:
         return aggregator
-    aggregator = collected(rounds=rounds)
-    if phase is not AggregatorPhase.COLLECTING:
-        aggregator.close()
-    if phase is AggregatorPhase.COMBINED:
-        aggregator.combine()
+    aggregator.combine()
+    if phase is AggregatorPhase.ENDED:
+        aggregator.end()
     return aggregator
 
 
 def happen(aggregator: Aggregator, event: AggregatorEvent) -> object:
     """Apply an event; for a frame return why it was refused."""
-    arrays, meta = Aggregator(settings()).state()
     if event is AggregatorEvent.OPEN:
         return aggregator.open("none", {})
     if event is AggregatorEvent.FRAME:
@@ -111,13 +113,7 @@ def happen(aggregator: Aggregator, event: AggregatorEvent) -> object:
         return aggregator.close()
     if event is AggregatorEvent.COMBINE:
         return aggregator.combine()
-    if event in (AggregatorEvent.DISTILLED, AggregatorEvent.LAST_DISTILLED):
-        return aggregator.distilled()
-    if event is AggregatorEvent.CHECKPOINT:
-        return aggregator.state()
-    rounds = aggregator.settings.rounds
-    aggregator.restore(arrays, {**meta, "round": rounds if event is AggregatorEvent.RESTORE_DONE else 0})
-    return None
+    return aggregator.end()
 
 
 def seen(aggregator: Aggregator) -> object:
@@ -129,7 +125,7 @@ def seen(aggregator: Aggregator) -> object:
 @pytest.mark.parametrize("phase", AggregatorPhase)
 def test_every_cell_of_the_aggregators_table(phase: AggregatorPhase, event: AggregatorEvent) -> None:
     cell = AGGREGATOR[phase][event]
-    aggregator = aggregator_in(phase, 1 if event is AggregatorEvent.LAST_DISTILLED else 2)
+    aggregator = aggregator_in(phase)
     before = seen(aggregator)
     if isinstance(cell, AggregatorPhase):
         happen(aggregator, event)
@@ -148,7 +144,8 @@ def node_in(phase: NodePhase) -> Node:
     """Return a node that was brought into a phase by its events; its round is 2 once it has a task."""
     if phase is NodePhase.IDLE:
         return Node(0, PROBE)
-    node, received, _ = Node(0, PROBE).receive(task(round=2).to_bytes())
+    received = task(round=2)
+    node, _ = Node(0, PROBE).receive(received)
     return node if phase is NodePhase.TRAINING else node.answer(received, LOGITS[0])[0]
 
 
@@ -160,7 +157,7 @@ def happen_to(node: Node, event: NodeEvent) -> Node:
         NodeEvent.PAST_TASK: task(round=1),
     }
     if event in tasks:
-        return node.receive(tasks[event].to_bytes())[0]
+        return node.receive(tasks[event])[0]
     if event is NodeEvent.RESTORE:
         return node.restore(4, "a digest", b"a frame", None)
     return node.answer(task(round=2 if event is NodeEvent.LOGITS else 1), LOGITS[0])[0]
@@ -169,7 +166,8 @@ def happen_to(node: Node, event: NodeEvent) -> Node:
 @pytest.mark.parametrize("event", NodeEvent)
 @pytest.mark.parametrize("phase", NodePhase)
 def test_every_cell_of_the_nodes_table(phase: NodePhase, event: NodeEvent) -> None:
-    cell, node = NODE[phase][event], node_in(phase)
+    cell = NODE[phase][event]
+    node = node_in(phase)
     before = asdict(node)
     if isinstance(cell, NodePhase):
         assert happen_to(node, event).phase is cell
@@ -184,7 +182,7 @@ def test_every_cell_of_the_nodes_table(phase: NodePhase, event: NodeEvent) -> No
 
 def test_a_phase_cannot_be_set_from_outside() -> None:
     with pytest.raises(AttributeError):
-        Aggregator(settings()).phase = AggregatorPhase.DONE  # type: ignore[misc]
+        Aggregator(settings()).phase = AggregatorPhase.ENDED  # type: ignore[misc]
     with pytest.raises(TypeError):
         Node(0, PROBE, phase=NodePhase.ANSWERED)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="phase"):
@@ -198,11 +196,11 @@ def bad_frames() -> dict[str, tuple[int, bytes, str]]:
     mine = Aggregator(settings())
     frames = answers(mine.open("none", {}), fresh(), LOGITS)
     large = replace(next(iter(mine._plans.values())), bits=400.0)
-    over = seal(encode(UniformCodec(), LOGITS[0], large), large, 1)
+    over = encode_frame(encode(UniformCodec(), LOGITS[0], large), large, 1)
     altered = bytearray(frames[0])
     altered[HEADER.size + 5] ^= 1
     plan = mine._plans[0]
-    noise = seal(b"\x00\x7e" * 90, plan, 1)  # right checksum, ranges that are not numbers
+    noise = encode_frame(b"\x00\x7e" * 90, plan, 1)  # right checksum, ranges that are not numbers
     return {
         "foreign run": (0, foreign[0], "run id"),
         "another node's": (1, frames[0], "node"),
@@ -255,7 +253,7 @@ def test_late_frames_are_refused() -> None:
     centred = LOGITS[[0, 2]] - LOGITS[[0, 2]].mean(axis=2, keepdims=True)
     step = np.ptp(centred, axis=2) / np.array([[15], [255]])
     assert (np.abs(two.target.array - centred.mean(axis=0)) <= 1.01 * step.mean(axis=0)[:, None] / 2).all()
-    aggregator.distilled()
+    aggregator = Aggregator(settings(quorum=2), aggregator.end())
     aggregator.open("none", {})
     assert "round" in aggregator.frame(1, frames[1]).reason
 
@@ -280,16 +278,19 @@ def test_refinement_shrinks_the_error_again_and_again_and_vanilla_does_not() -> 
     """
     errors: dict[str, list[float]] = {}
     for against in ("own", "nothing"):
-        aggregator, nodes = Aggregator(settings(rounds=4, against=against)), fresh()
+        state = None
+        nodes = fresh()
         for _ in range(4):
+            aggregator = Aggregator(settings(rounds=4, against=against), state)
             for i, frame in answers(aggregator.open("none", {}), nodes, LOGITS).items():
                 aggregator.frame(i, frame)
             aggregator.close()
             target = aggregator.combine().target.array
             centred = LOGITS - LOGITS.mean(axis=2, keepdims=True)
             errors.setdefault(against, []).append(float(np.square(target - centred.mean(axis=0)).mean()))
-            aggregator.distilled()
-    own, vanilla = errors["own"], errors["nothing"]
+            state = aggregator.end()
+    own = errors["own"]
+    vanilla = errors["nothing"]
     assert all(after < before / (225 * (1 - 4.5 * 0.09)) for before, after in itertools.pairwise(own))
     assert max(vanilla) / min(vanilla) < (1 + 4.5 * 0.065) / (1 - 4.5 * 0.065)
 
@@ -325,43 +326,46 @@ def test_algorithm_2_is_uniform_at_first_then_follows_the_estimate() -> None:
     budget = Budget(
         caps=np.full(K, 400.0), floors=np.full(K, 20.0), vocab=V, total=300.0, estimator="distortion", warmup=1
     )
-    aggregator, nodes = Aggregator(settings(rounds=3, budget=budget, clips=[2.0, 8.0, 8.0])), fresh()
+    state = None
+    nodes = fresh()
     allotted = []
     for _ in range(3):
+        aggregator = Aggregator(settings(rounds=3, budget=budget, clips=[2.0, 8.0, 8.0]), state)
         frames = answers(aggregator.open("none", {}), nodes, LOGITS)
         allotted.append(aggregator.bits)
         for i, frame in frames.items():
             aggregator.frame(i, frame)
         aggregator.close()
         aggregator.combine()
-        aggregator.distilled()
+        state = aggregator.end()
     assert allotted[0] == pytest.approx([100, 100, 100])
     # A clip four times as wide has four times the step: exactly two bits a coordinate.
     assert allotted[1][1] - allotted[1][0] == pytest.approx(2 * V)
     assert sum(allotted[2]) == pytest.approx(300)
 
 
-def test_a_checkpoint_restores_weights_and_reconstructions() -> None:
+def test_the_next_aggregator_has_weights_and_reconstructions_from_the_state_alone() -> None:
     budget = Budget(caps=np.full(K, 400.0), floors=np.full(K, 60.0), vocab=V, total=450.0, estimator="second-moment")
-    one, nodes = Aggregator(settings(rounds=3, budget=budget, against="own")), fresh()
-    other = Aggregator(settings(rounds=3, budget=budget, against="own"))
-    targets = []
-    saved = one.state()
-    for t in range(3):
-        frames = answers(one.open("none", {}), nodes, LOGITS)
-        if t == 2:
-            other.restore(*saved)
-            other.open("none", {})
-            assert other.bits == one.bits
-        for aggregator in (one, other) if t == 2 else (one,):
+    chosen = settings(rounds=3, budget=budget, against="own")
+    nodes = fresh()
+    state = blank_state(chosen)
+    for _ in range(3):
+        before = {name: array.tobytes() for name, array in state.arrays.items()}
+        pair = (Aggregator(chosen, state), Aggregator(chosen, state))
+        opened = [aggregator.open("none", {}) for aggregator in pair]
+        assert pair[0].bits == pair[1].bits
+        frames = answers(opened[0], nodes, LOGITS)
+        targets = []
+        for aggregator in pair:
             for i, frame in frames.items():
                 assert aggregator.frame(i, frame).verdict == "accepted"
             aggregator.close()
             targets.append(aggregator.combine().target.array)
-            aggregator.distilled()
-        saved = one.state()
-    assert np.array_equal(targets[-1], targets[-2])
-    assert other.phase is AggregatorPhase.DONE
+        assert np.array_equal(targets[0], targets[1])
+        assert {name: array.tobytes() for name, array in state.arrays.items()} == before
+        state = pair[1].end()
+    with pytest.raises(ProtocolError, match="all 3 rounds are over"):
+        Aggregator(chosen, state)
 
 
 def task(**changes: Any) -> Task:

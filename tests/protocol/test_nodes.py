@@ -9,19 +9,20 @@ import pytest
 
 from fpld import FrameError, InputError
 from fpld.errors import ProtocolError
-from fpld.protocol import Aggregator, Node
+from fpld.protocol import Aggregator, Node, Task
 from tests.protocol.test_machines import LOGITS, PROBE, settings, task
 
 
 def test_a_node_answers_a_repeated_task_with_the_same_bytes() -> None:
     data = task().to_bytes()
-    node, received, frame = Node(0, PROBE).receive(data)
+    received = Task.from_bytes(data)
+    node, frame = Node(0, PROBE).receive(received)
     assert frame is None
-    again, _, nothing = node.receive(data)  # still training: go on
+    again, nothing = node.receive(Task.from_bytes(data))  # still training: go on
     assert nothing is None
     node, sent = again.answer(received, LOGITS[0])
     # Other logits now, as after a repeated training: the first frame counts.
-    node, _, frame = node.receive(data)
+    node, frame = node.receive(Task.from_bytes(data))
     assert frame == sent
 
 
@@ -34,32 +35,34 @@ def test_a_node_answers_a_repeated_task_with_the_same_bytes() -> None:
 )
 def test_a_node_refuses_a_task_that_is_not_its_own(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
-        Node(0, PROBE).receive(task(**change).to_bytes())
+        Node(0, PROBE).receive(task(**change))
 
 
 def test_a_node_refuses_conflicting_past_and_premature_things() -> None:
-    node, received, _ = Node(0, PROBE).receive(task().to_bytes())
+    received = task()
+    node, _ = Node(0, PROBE).receive(received)
     with pytest.raises(ProtocolError, match=r"second, different task \(for round 1, this node is in round 1\)"):
-        node.receive(task(bits=100.0).to_bytes())
+        node.receive(task(bits=100.0))
     node, _ = node.answer(received, LOGITS[0])
     with pytest.raises(ProtocolError, match="while answered"):
         node.answer(received, LOGITS[0])
-    later, _, _ = node.receive(task(round=2).to_bytes())
+    later, _ = node.receive(task(round=2))
     with pytest.raises(ProtocolError, match="for round 1, this node is in round 2"):
-        later.receive(task().to_bytes())
+        later.receive(task())
     with pytest.raises(ProtocolError, match="while idle"):
         Node(0, PROBE).answer(received, LOGITS[0])
     with pytest.raises(InputError, match="shape"):
         later.answer(task(round=2), LOGITS[0, :3])
     with pytest.raises(ProtocolError, match="reconstruction that this node does not have"):
-        node.receive(replace(task(round=3), against="own", base="ab" * 32).to_bytes())
+        node.receive(replace(task(round=3), against="own", base="ab" * 32))
 
 
 def test_a_mac_binds_a_frame_to_its_node() -> None:
     keys = {0: b"key of north", 1: b"key of east", 2: b"key of south"}
     aggregator = Aggregator(settings(mac_keys=keys))
     tasks = aggregator.open("none", {})
-    node, received, _ = Node(0, PROBE).receive(tasks[0].to_bytes())
+    received = tasks[0]
+    node, _ = Node(0, PROBE).receive(received)
     assert aggregator.frame(0, node.answer(received, LOGITS[0], key=b"another")[1]).verdict == "refused"
     assert aggregator.frame(0, node.answer(received, LOGITS[0], key=keys[0])[1]).verdict == "accepted"
 

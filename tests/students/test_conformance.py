@@ -1,6 +1,7 @@
 """One table for all students: a new kind is one more row, and every test below holds for it."""
 
 import atexit
+import copy
 import functools
 import json
 import shutil
@@ -17,6 +18,7 @@ from fpld.numerics import log_sum_exp
 from fpld.storage.arrays import read_arrays, write_arrays
 from fpld.students import load
 from fpld.students.base import Student
+from fpld.students.checks import ParameterError
 from fpld.students.ngram import NGram, NGramConfig
 
 V = 24
@@ -95,7 +97,8 @@ def student(row: Row) -> Student:
 def text(seed: int, n: int = 2000) -> np.ndarray:
     """Make a text in which each token mostly follows from the one before."""
     rng = np.random.default_rng(seed)
-    jumps, out = rng.random(n) < 0.2, np.zeros(n, np.int32)
+    jumps = rng.random(n) < 0.2
+    out = np.zeros(n, np.int32)
     for i in range(1, n):
         out[i] = rng.integers(V) if jumps[i] else (3 * out[i - 1] + 1) % V
     return out
@@ -106,12 +109,14 @@ def sequences(seed: int, count: int = 40, length: int = 10) -> np.ndarray:
 
 
 def mean_kl(target: np.ndarray, logits: np.ndarray) -> float:
-    log_p, log_q = target - log_sum_exp(target)[:, None], logits - log_sum_exp(logits)[:, None]
+    log_p = target - log_sum_exp(target)[:, None]
+    log_q = logits - log_sum_exp(logits)[:, None]
     return float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean())
 
 
 def same(a: Student, b: Student) -> bool:
-    one, two = a.state(), b.state()
+    one = a.state()
+    two = b.state()
     return one.keys() == two.keys() and all(np.array_equal(one[k], two[k]) for k in one)
 
 
@@ -196,14 +201,17 @@ def test_distilling_from_itself_stays(row: Row, student: Student) -> None:
 def test_a_constant_in_the_targets_changes_nothing(row: Row) -> None:
     probe = sequences(8)
     target = row.make(4).logits(probe)
-    one, two = row.make(3), row.make(3)
+    one = row.make(3)
+    two = row.make(3)
     one.distill(probe, target, steps=5, seed=1)
     two.distill(probe, target - log_sum_exp(target)[:, None], steps=5, seed=1)
     np.testing.assert_allclose(one.logits(probe), two.logits(probe), atol=2e-3)
 
 
 def test_public_text_mixed_in_is_learnt(row: Row) -> None:
-    probe, with_text, without = sequences(8), row.make(3), row.make(3)
+    probe = sequences(8)
+    with_text = row.make(3)
+    without = row.make(3)
     target = with_text.logits(probe)
     with_text.distill(probe, target, steps=row.steps, seed=1, public=text(6), public_weight=1.0)
     without.distill(probe, target, steps=row.steps, seed=1, public=text(6), public_weight=0.0)
@@ -225,7 +233,8 @@ def test_same_seed_same_bits_and_other_seed_others(row: Row) -> None:
 
 def test_calls_keep_nothing_but_the_parameters(row: Row, tmp_path: Path) -> None:
     # A resumed run loads a file between the calls: it must not differ from one that was not stopped.
-    straight, stopped = row.make(3), row.make(3)
+    straight = row.make(3)
+    stopped = row.make(3)
     straight.finetune(text(6), steps=4, seed=0)
     stopped.finetune(text(6), steps=4, seed=0)
     stopped.save(tmp_path / "student.safetensors")
@@ -236,7 +245,8 @@ def test_calls_keep_nothing_but_the_parameters(row: Row, tmp_path: Path) -> None
 
 
 def test_a_copy_shares_nothing(student: Student) -> None:
-    other, before = student.copy(), student.state()
+    other = student.copy()
+    before = student.state()
     assert same(student, other)
     other.finetune(text(6), steps=2, seed=0)
     assert not same(student, other)
@@ -246,7 +256,8 @@ def test_a_copy_shares_nothing(student: Student) -> None:
 
 
 def test_states_can_be_averaged(row: Row) -> None:
-    one, two = row.make(3), row.make(4)
+    one = row.make(3)
+    two = row.make(4)
     mean = {name: (one.state()[name] + two.state()[name]) / 2 for name in one.state()}
     one.load_state(mean)
     assert all(np.array_equal(one.state()[name], mean[name]) for name in mean)
@@ -379,3 +390,10 @@ def test_a_bad_call_is_refused_by_name(student: Student, case: str) -> None:
     with pytest.raises(InputError, match=message):
         call(student)
     assert same(student, before)
+
+
+def test_an_error_of_a_parameter_has_its_key_also_from_another_process() -> None:
+    with pytest.raises(ParameterError) as refused:
+        NGramConfig(vocab=V, order=0)
+    error = copy.deepcopy(refused.value)  # by the protocol of pickle
+    assert (error.key, str(error)) == ("order", "order must be an integer of at least 1, got 0")

@@ -54,7 +54,7 @@ def test_logits_are_those_of_transformers(model: tuple[str, Path], options: dict
         ids = torch.tensor(np.concatenate([first, PROBES], axis=1), dtype=torch.int64)
         expected = own(ids).logits[:, -PROBES.shape[1] :].numpy()
     np.testing.assert_allclose(student.logits(PROBES), expected.reshape(-1, V), atol=1e-5)
-    assert student._network.apart == (family not in WHOLE)
+    assert student._network.separable == (family not in WHOLE)
     assert student.longest == 32 - bool(options.get("bos"))
 
 
@@ -93,7 +93,8 @@ def merged(student: HuggingFace) -> dict[str, Any]:
 
 def test_stacked_adapters_add_the_mean_of_what_each_adds(model: tuple[str, Path]) -> None:
     _, folder = model
-    states, changes = [], []
+    states = []
+    changes = []
     plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
     for seed in range(3):
         student = make(folder, lora=2)

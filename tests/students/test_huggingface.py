@@ -15,10 +15,10 @@ from fpld.errors import InputError, MissingExtraError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from fpld.students import folders, huggingface  # noqa: E402
+from fpld.students import huggingface, pretrained  # noqa: E402
 from fpld.students.configs import HuggingFaceConfig  # noqa: E402
-from fpld.students.folders import HuggingFaceTokenizer, model_tokenizer  # noqa: E402
 from fpld.students.huggingface import HuggingFace  # noqa: E402
+from fpld.students.pretrained import HuggingFaceTokenizer, model_tokenizer  # noqa: E402
 from tests.tiny_llama import make_llama  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the contract of all students, which is quick to test, has a row for these
@@ -38,7 +38,8 @@ def make(folder: Path, *, seed: int = 0, **options: Any) -> HuggingFace:
 
 
 def same(first: HuggingFace, second: HuggingFace) -> bool:
-    one, two = first.state(), second.state()
+    one = first.state()
+    two = second.state()
     return one.keys() == two.keys() and all(np.array_equal(one[name], two[name]) for name in one)
 
 
@@ -66,7 +67,8 @@ def test_rows_see_only_the_tokens_before_them(folder: Path) -> None:
 
 
 def test_bos_stands_before_every_sequence(folder: Path) -> None:
-    plain, first = make(folder), make(folder, bos=True)
+    plain = make(folder)
+    first = make(folder, bos=True)
     with_one = np.concatenate([np.ones((6, 1), np.int32), sequences()], axis=1)
     expected = plain.logits(with_one).reshape(6, 9, V)[:, 1:].reshape(-1, V)
     np.testing.assert_allclose(first.logits(sequences()), expected, atol=1e-5)
@@ -83,7 +85,8 @@ def test_blocks_stay_small_whatever_rows_allow(folder: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("lora", [0, 2])
 def test_finetuning_learns_and_repeats_exactly(folder: Path, lora: int) -> None:
-    first, second = make(folder, lora=lora), make(folder, lora=lora)
+    first = make(folder, lora=lora)
+    second = make(folder, lora=lora)
     before, count = first.loss(TEXT, 8)
     end = first.finetune(TEXT, steps=30, seed=3)
     assert end == second.finetune(TEXT, steps=30, seed=3)
@@ -113,7 +116,8 @@ def test_small_parts_give_the_gradient_of_the_whole_minibatch(folder: Path) -> N
 
 
 def test_distillation_follows_the_target(folder: Path) -> None:
-    teacher, student = make(folder, lora=4), make(folder, lora=4, distill_rate=2e-2)
+    teacher = make(folder, lora=4)
+    student = make(folder, lora=4, distill_rate=2e-2)
     teacher.finetune(TEXT, steps=40, seed=0)
     probes = sequences(24)
     target = teacher.logits(probes)
@@ -134,7 +138,8 @@ def test_public_text_is_mixed_in(folder: Path) -> None:
 
 
 def test_state_holds_the_adapters_only(folder: Path) -> None:
-    adapted, full = make(folder, lora=2), make(folder, lora=0)
+    adapted = make(folder, lora=2)
+    full = make(folder, lora=0)
     assert all("lora" in name for name in adapted.state())
     assert adapted.parameters == sum(array.size for array in adapted.state().values())
     model = transformers.LlamaForCausalLM.from_pretrained(folder)
@@ -144,7 +149,8 @@ def test_state_holds_the_adapters_only(folder: Path) -> None:
 @pytest.mark.parametrize("lora", [0, 2])
 def test_a_copy_is_free_of_its_origin_and_shares_only_what_is_frozen(folder: Path, lora: int) -> None:
     student = make(folder, lora=lora)
-    before, other = student.state(), student.copy()
+    before = student.state()
+    other = student.copy()
     other.finetune(TEXT, steps=2, seed=0)
     assert all(np.array_equal(before[name], array) for name, array in student.state().items())
     assert not same(student, other)
@@ -258,7 +264,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(MissingExtraError, match=r"fpld\[huggingface\]"):
-        folders.require("peft")
+        pretrained.require("peft")
 
 
 def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
@@ -283,7 +289,7 @@ def test_tokenizer_of_a_folder(tmp_path: Path) -> None:
 
 def test_smollm2_predicts_english() -> None:
     pytest.importorskip("gguf")
-    from fpld.students.smollm2 import prepare_smollm2
+    from fpld.students.pretrained import prepare_smollm2
 
     path = prepare_smollm2()
     assert prepare_smollm2() == path

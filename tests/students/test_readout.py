@@ -14,17 +14,20 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from fpld.students import readout, transformer  # noqa: E402
+from fpld.students import losses as readout  # noqa: E402
+from fpld.students import transformer  # noqa: E402
 from fpld.students.configs import TransformerConfig  # noqa: E402
 
-N, C, V = 11, 6, 19
+N = 11
+C = 6
+V = 19
 CONFIG = TransformerConfig(vocab=40, width=16, heads=2, layers=1, length=8, batch=4)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readout, "CONTEXTS", 5)
-    monkeypatch.setattr(readout, "_ROWS", 2)
+    monkeypatch.setattr(readout, "BLOCK_CONTEXTS", 5)
+    monkeypatch.setattr(readout, "_CACHED_CONTEXTS", 2)
 
 
 def draw() -> tuple[Tensor, Tensor, Generator]:
@@ -70,9 +73,10 @@ def test_large_logits_do_not_overflow() -> None:
 def test_a_transformer_learns_the_same_with_losses_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = np.random.default_rng(0).integers(0, 40, 400).astype(np.int32)
     sequences = tokens[:32].reshape(4, 8)
-    states, losses = [], []
+    states = []
+    losses = []
     for large in (41, 40):
-        monkeypatch.setattr(transformer, "LARGE", large)
+        monkeypatch.setattr(transformer, "LARGE_VOCAB", large)
         student = transformer.Transformer(CONFIG, seed=0)
         student.finetune(tokens, steps=5, seed=1)
         states.append(student.state())

@@ -10,10 +10,10 @@ import pytest
 
 from fpld.errors import InputError
 from fpld.numerics import log_softmax, softmax
-from fpld.rules.target import rounded_prediction
-from fpld.students import Student, Target, divergence, targets
+from fpld.students import Student, Target, divergence, heldout
+from fpld.students.base import TailAverage
 from fpld.students.ngram import NGram, NGramConfig
-from fpld.students.tails import TailAverage
+from fpld.target import rounded_prediction
 from tests.students.test_conformance import PARAMETERS, TABLE, Row, V, mean_kl, same, sequences, text
 
 PROBE = sequences(8)
@@ -50,7 +50,9 @@ def taught(row: Row) -> np.ndarray:
 
 
 def test_a_relative_target_equal_to_a_dense_one_teaches_the_same(row: Row) -> None:
-    p, dense, relative = taught(row), row.make(3), row.make(3)
+    p = taught(row)
+    dense = row.make(3)
+    relative = row.make(3)
     target = all_changed(p - prediction(relative))
     start = mean_kl(np.log(p), dense.logits(PROBE))
     first = dense.distill(PROBE, np.log(p), steps=3, seed=1)
@@ -62,7 +64,8 @@ def test_a_relative_target_equal_to_a_dense_one_teaches_the_same(row: Row) -> No
 
 
 def test_a_relative_target_without_changes_is_the_rounded_student(row: Row) -> None:
-    student, pi = row.make(3), prediction(row.make(3))
+    student = row.make(3)
+    pi = prediction(row.make(3))
     np.testing.assert_allclose(rounded_prediction(student.logits(PROBE)), pi, rtol=1e-5)
     nothing = Target.sparse(np.zeros(M + 1, np.int64), [], [], vocab=V)
     target, _ = nothing.rows(np.arange(M), student.logits(PROBE))
@@ -74,9 +77,13 @@ def test_a_relative_target_without_changes_is_the_rounded_student(row: Row) -> N
 
 def test_distilling_to_sparse_targets_learns(row: Row) -> None:
     """From 16 tokens for each context, drawn without bias; some entries of the target are then negative."""
-    p, exact, noisy = taught(row), row.make(3), row.make(3)
-    reference, pi = exact.copy(), prediction(exact)
-    target, drawn = all_changed(p - pi), sampled(p, pi, 16, seed=5)
+    p = taught(row)
+    exact = row.make(3)
+    noisy = row.make(3)
+    reference = exact.copy()
+    pi = prediction(exact)
+    target = all_changed(p - pi)
+    drawn = sampled(p, pi, 16, seed=5)
     entries, _ = drawn.rows(np.arange(M), reference.logits(PROBE))
     assert (entries < 0).any()
     values = [
@@ -100,16 +107,19 @@ def sampled(p: np.ndarray, pi: np.ndarray, draws: int, seed: int) -> Target:
 
 
 def test_the_loss_is_linear_so_noise_averages_out_exactly(row: Row) -> None:
-    reference, student = row.make(3), row.make(3)
+    reference = row.make(3)
+    student = row.make(3)
     student.finetune(text(6), steps=5, seed=0)
-    p, noise = taught(row) - prediction(reference), np.random.default_rng(0).normal(size=(M, V))
+    p = taught(row) - prediction(reference)
+    noise = np.random.default_rng(0).normal(size=(M, V))
     gains = [divergence(student, PROBE, all_changed(p + sign * noise), reference) for sign in (-1, 0, 1)]
     assert gains[0] + gains[2] == pytest.approx(2 * gains[1], rel=1e-3)
     assert abs(gains[0] - gains[1]) > 1e-3
 
 
 def test_divergence_of_a_dense_target_is_kl(row: Row) -> None:
-    student, logits = row.make(3), row.make(4).logits(PROBE)
+    student = row.make(3)
+    logits = row.make(4).logits(PROBE)
     found = divergence(student, PROBE, Target.dense(logits))
     assert found == pytest.approx(
         mean_kl(logits.astype(np.float64), student.logits(PROBE).astype(np.float64)), rel=1e-4
@@ -117,7 +127,9 @@ def test_divergence_of_a_dense_target_is_kl(row: Row) -> None:
 
 
 def test_divergence_of_a_relative_target_is_the_gain_over_the_reference(row: Row) -> None:
-    reference, student, p = row.make(3), row.make(5), taught(row)
+    reference = row.make(3)
+    student = row.make(5)
+    p = taught(row)
     target = all_changed(p - prediction(reference))
     gain = mean_kl(np.log(p), student.logits(PROBE)) - mean_kl(np.log(p), reference.logits(PROBE))
     assert divergence(student, PROBE, target, reference) == pytest.approx(gain, abs=2e-4)
@@ -155,7 +167,8 @@ def test_batch_and_average_are_as_said(row: Row) -> None:
 
 def test_averages_of_tensors_are_those_of_arrays() -> None:
     torch = pytest.importorskip("torch")
-    array, tensor = np.zeros(3, np.float32), torch.zeros(3)
+    array = np.zeros(3, np.float32)
+    tensor = torch.zeros(3)
     tails = [TailAverage([weights], steps=10, share=0.3) for weights in (array, tensor)]
     for step in range(10):
         for weights, tail in zip((array, tensor), tails, strict=True):
@@ -171,7 +184,8 @@ def test_changes_are_gathered_by_context() -> None:
     rng = np.random.default_rng(0)
     counts = rng.integers(4, size=50)
     starts = np.concatenate([[0], np.cumsum(counts)])
-    tokens, changes = rng.integers(9, size=starts[-1]), rng.normal(size=starts[-1])
+    tokens = rng.integers(9, size=starts[-1])
+    changes = rng.normal(size=starts[-1])
     target = Target.sparse(starts, tokens, changes, vocab=9)
     chosen = rng.integers(50, size=30)
     places, ids, values = target.changed(chosen)
@@ -258,24 +272,28 @@ def test_nothing_of_the_size_of_contexts_times_vocabulary_is_held(kind: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["ngram", "transformer"])
 def test_a_student_learns_from_a_model_of_another_kind(row: Row, other: str) -> None:
-    teacher, student = TABLE[other].make(4), row.make(3)
+    teacher = TABLE[other].make(4)
+    student = row.make(3)
     teacher.finetune(text(6), steps=TABLE[other].steps, seed=0)
-    state, before = teacher.state(), mean_kl(teacher.logits(PROBE), student.logits(PROBE))
+    state = teacher.state()
+    before = mean_kl(teacher.logits(PROBE), student.logits(PROBE))
     student.distill(PROBE, Target.unchanged(M, V), steps=3 * row.steps, seed=1, reference=teacher)
     assert mean_kl(teacher.logits(PROBE), student.logits(PROBE)) < 0.4 * before
     assert all(np.array_equal(state[name], value) for name, value in teacher.state().items())
 
 
 def test_a_reference_of_another_vocabulary_is_refused() -> None:
-    student, other = TABLE["ngram"].make(3), NGram(NGramConfig(vocab=V + 1, buckets=64))
+    student = TABLE["ngram"].make(3)
+    other = NGram(NGramConfig(vocab=V + 1, buckets=64))
     with pytest.raises(InputError, match="reference must have the vocabulary of the student, 24, got 25"):
         student.distill(PROBE, Target.unchanged(M, V), steps=1, seed=0, reference=other)
 
 
 def test_of_a_large_probe_set_some_sequences_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    student, logits = TABLE["ngram"].make(3), TABLE["ngram"].make(4).logits(PROBE)
+    student = TABLE["ngram"].make(3)
+    logits = TABLE["ngram"].make(4).logits(PROBE)
     length = PROBE.shape[1]
     rows = np.arange(len(PROBE)).repeat(length) % 3 == 0
     expected = divergence(student, PROBE[::3], Target.dense(logits[rows]))
-    monkeypatch.setattr(targets, "_MOST", M * V // 3 + V)
+    monkeypatch.setattr(heldout, "_MAX_VALUES", M * V // 3 + V)
     assert divergence(student, PROBE, Target.dense(logits)) == pytest.approx(expected, rel=1e-6)

@@ -11,52 +11,71 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.codecs.predictive.tokens import (
+    BELOW,
     BITS,
     COUNT,
-    EXTRA,
+    COUNTS,
+    DUE,
+    FREQUENCIES,
+    FREQUENCY_MASK,
+    FREQUENCY_SHIFT,
     GAPS,
+    KIND_SHIFT,
     LOW,
-    MOST_TAIL,
-    NUMBER,
+    MAX_TAIL,
+    NUMBERS,
     ONE,
+    RAW_BITS,
+    RAW_BITS_MASK,
+    RAW_BITS_SHIFT,
+    RAW_SHIFT,
     SIZES,
+    count_token,
     new_models,
-    note,
-    renew,
+    renew_table,
 )
-from fpld.compiled import inlined, kernel
+from fpld.kernels import inlined, kernel
 
 if TYPE_CHECKING:
-    from fpld.codecs.predictive.tokens import Array
+    from fpld.types import Array
 
 # A decoder's state: those of gaps and sizes, words and raw words read, raw bits in hand and how many, the last tail.
-_STATES, _WORDS, _RAWS, _HELD, _INHAND, _TAIL = 0, 2, 3, 4, 5, 6
-_u = np.uint64  # as an index it is not asked whether it counts from the end
-_NEXT = 8  # then each class has its next place that is not zero, how many have been seen, and the last sign
+# Then, of each class, the next place that is not zero, how many coordinates have been passed, and the last sign.
+_STATES = 0
+_WORDS = 2
+_RAWS = 3
+_HELD = 4
+_INHAND = 5
+_TAIL = 6
+_NEXT = 8
+_u = np.uint64  # an unsigned index is not tested for counting from the end
 
 
 @inlined
-def after(x: Any, frequency: Any, below: Any) -> Any:
+def state_after(x: Any, frequency: Any, below: Any) -> Any:
     """Return the state after a token was read."""
     return frequency * (x >> BITS) + (x & (ONE - 1)) - below
 
 
 @inlined
-def before(state: Any, frequency: Any, below: Any) -> Any:
-    """Return the state before a token is read, from the one after it."""
+def state_before(state: Any, frequency: Any, below: Any) -> Any:
+    """Return the state before a token is read, from the one after it: what an encoder does."""
     quotient = state // frequency
     return (quotient << BITS) + state - quotient * frequency + below
 
 
 @kernel
-def write(records: Any, out: Any) -> Any:
+def write_ans(records: Any, out: Any) -> Any:
     """Write records, words to the front of `out`, raw bits to its back; return the bytes of each, -1: out is short."""
-    held, count, raw = np.int64(0), 0, 0  # raw bits, the first to be read lowest
+    # Raw bits go from the back to the front, the first to be read lowest.
+    held = np.int64(0)
+    count = 0
+    raw = 0
     size = out.size
     for k in range(records.size):
-        e = (records[k] >> 26) & 63
+        e = (records[k] >> RAW_BITS_SHIFT) & RAW_BITS_MASK
         if e:
-            held |= (records[k] >> 32) << count
+            held |= (records[k] >> RAW_SHIFT) << count
             count += e
             while count >= 8:
                 raw += 1
@@ -70,19 +89,23 @@ def write(records: Any, out: Any) -> Any:
         if raw > size:
             return -1, -1
         out[size - raw] = held & 255
-    gaps, sizes = np.int64(LOW), np.int64(LOW)
-    place = size - raw  # words grow down from here, and move to the front in the end
+    gaps = np.int64(LOW)
+    sizes = np.int64(LOW)
+    # Tokens are written last to first, since a decoder goes the other way; words move to the front in the end.
+    place = size - raw
     for k in range(records.size - 1, -1, -1):
         record = records[k]
-        kind, frequency = (record >> 25) & 1, (record >> 12) & 8191
+        kind = (record >> KIND_SHIFT) & 1
+        frequency = (record >> FREQUENCY_SHIFT) & FREQUENCY_MASK
         state = sizes if kind else gaps
         if state >= frequency << (32 - BITS):
             place -= 2
             if place < 0:
                 return -1, -1
-            out[place], out[place + 1] = state & 255, (state >> 8) & 255
+            out[place] = state & 255
+            out[place + 1] = (state >> 8) & 255
             state >>= 16
-        state = before(state, frequency, record & (ONE - 1))
+        state = state_before(state, frequency, record & (ONE - 1))
         if kind:
             sizes = state
         else:
@@ -91,18 +114,20 @@ def write(records: Any, out: Any) -> Any:
     if place < 0:
         return -1, -1
     for byte in range(4):
-        out[place + byte], out[place + 4 + byte] = (gaps >> (8 * byte)) & 255, (sizes >> (8 * byte)) & 255
+        out[place + byte] = (gaps >> (8 * byte)) & 255
+        out[place + 4 + byte] = (sizes >> (8 * byte)) & 255
     front = size - raw - place
     for k in range(front):
         out[k] = out[place + k]
     return front, raw
 
 
-class Decoder:
+class AnsDecoder:
     """Read a code block by block, for so many coordinates in each class and symbols up to `largest`."""
 
     def __init__(self, data: Array, totals: Array, largest: int, learnt: Array | None) -> None:
-        self.data, self.totals = data, totals
+        self.data = data
+        self.totals = totals
         self.models = new_models(totals, largest, learnt, decoder=True)
         # Zeros at both ends: a place that is read without a question is there.
         self._words = np.frombuffer(data.tobytes() + bytes(4 + data.size % 2), "<u2")
@@ -151,15 +176,15 @@ def _number(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: An
     """Read a number of class c, apart from the others: the gap before its first symbol, or a tail; -1: no more."""
     x = state[_STATES]
     token = np.int64(slots[c, 0, x & (ONE - 1)])
-    x = after(x, tables[c, 1, token], tables[c, 2, token])
+    x = state_after(x, tables[c, FREQUENCIES, token], tables[c, BELOW, token])
     if x < LOW:
         x = x << 16 | _word(words, state[_WORDS])
         state[_WORDS] += 1
     state[_STATES] = x
-    note(tables, pace, slots, token, c, 0)
+    count_token(tables, pace, slots, token, c, 0)
     state[_RAWS], state[_HELD], state[_INHAND] = _fill(raws, state[_RAWS], state[_HELD], state[_INHAND])
-    e = EXTRA[token]
-    number = NUMBER[token] + (state[_HELD] & ((1 << e) - 1))
+    e = RAW_BITS[token]
+    number = NUMBERS[token] + (state[_HELD] & ((1 << e) - 1))
     state[_HELD] >>= e
     state[_INHAND] -= e
     return number
@@ -198,34 +223,47 @@ def _decode(
     symbols: Any,
 ) -> Any:
     """Decode the next block."""
-    n, classes = 0, totals.size - 1
-    gaps, sizes, at = state[_STATES], state[_STATES + 1], state[_WORDS]
-    raw, held, inhand = state[_RAWS], state[_HELD], state[_INHAND]
+    n = 0
+    classes = totals.size - 1
+    gaps = state[_STATES]
+    sizes = state[_STATES + 1]
+    at = state[_WORDS]
+    raw = state[_RAWS]
+    held = state[_HELD]
+    inhand = state[_INHAND]
     for c in range(classes):
         seen = state[_NEXT + classes + c]
-        following, end, total = state[_NEXT + c], seen + starts[c + 1] - starts[c], totals[c]
+        following = state[_NEXT + c]
+        end = seen + starts[c + 1] - starts[c]
+        total = totals[c]
         shift = starts[c] - seen
         state[_NEXT + classes + c] = end
         if following >= end:
             continue
-        counts, frequencies, below = tables[c, 0], tables[c, 1], tables[c, 2]
-        gap_slots, size_slots, due_sizes = slots[c, 0], slots[c, 1:], pace[c, 1:, 0]
-        due, sign = pace[c, 0, 0], state[_NEXT + 2 * classes + c]
+        counts = tables[c, COUNTS]
+        frequencies = tables[c, FREQUENCIES]
+        below = tables[c, BELOW]
+        gap_slots = slots[c, 0]
+        size_slots = slots[c, 1:]
+        due_sizes = pace[c, 1:, DUE]
+        due = pace[c, 0, DUE]
+        sign = state[_NEXT + 2 * classes + c]
         while following < end:
             token = np.int64(size_slots[_u(sign), _u(sizes & (ONE - 1))])
             place = _u(GAPS + sign * SIZES + token)
-            sizes = after(sizes, frequencies[place], below[place])
+            sizes = state_after(sizes, frequencies[place], below[place])
             wide = sizes << 16 | _word(words, at)
             low = sizes < LOW
-            sizes, at = wide if low else sizes, at + low
+            sizes = wide if low else sizes
+            at = at + low
             counts[place] += COUNT
             due_sizes[_u(sign)] -= 1
             if due_sizes[_u(sign)] == 0:
-                renew(tables, pace, slots, c, 1 + sign)
+                renew_table(tables, pace, slots, c, 1 + sign)
             sign = token & 1
             raw, held, inhand = _fill(raws, raw, held, inhand)
-            e = EXTRA[_u((token >> 1) + 1)]
-            size = NUMBER[_u((token >> 1) + 1)] + (held & ((1 << e) - 1)) + 1
+            e = RAW_BITS[_u((token >> 1) + 1)]
+            size = NUMBERS[_u((token >> 1) + 1)] + (held & ((1 << e) - 1)) + 1
             held >>= e
             inhand -= e
             places[_u(n)] = following + shift
@@ -234,17 +272,18 @@ def _decode(
             following += 1
             if following < total:  # the gap to the next
                 token = np.int64(gap_slots[_u(gaps & (ONE - 1))])
-                gaps = after(gaps, frequencies[_u(token)], below[_u(token)])
+                gaps = state_after(gaps, frequencies[_u(token)], below[_u(token)])
                 wide = gaps << 16 | _word(words, at)
                 low = gaps < LOW
-                gaps, at = wide if low else gaps, at + low
+                gaps = wide if low else gaps
+                at = at + low
                 counts[_u(token)] += COUNT
                 due -= 1
                 if due == 0:
-                    due = renew(tables, pace, slots, c, 0)
+                    due = renew_table(tables, pace, slots, c, 0)
                 raw, held, inhand = _fill(raws, raw, held, inhand)
-                e = EXTRA[_u(token)]
-                gap = NUMBER[_u(token)] + (held & ((1 << e) - 1))
+                e = RAW_BITS[_u(token)]
+                gap = NUMBERS[_u(token)] + (held & ((1 << e) - 1))
                 held >>= e
                 inhand -= e
                 following += gap
@@ -252,9 +291,15 @@ def _decode(
                     return -1
                 if gap < 0:
                     following = total
-        pace[c, 0, 0], state[_NEXT + c], state[_NEXT + 2 * classes + c] = due, following, sign
-    state[_STATES], state[_STATES + 1], state[_WORDS] = gaps, sizes, at
-    state[_RAWS], state[_HELD], state[_INHAND] = raw, held, inhand
+        pace[c, 0, DUE] = due
+        state[_NEXT + c] = following
+        state[_NEXT + 2 * classes + c] = sign
+    state[_STATES] = gaps
+    state[_STATES + 1] = sizes
+    state[_WORDS] = at
+    state[_RAWS] = raw
+    state[_HELD] = held
+    state[_INHAND] = inhand
     return n
 
 
@@ -266,6 +311,6 @@ def _tails(words: Any, raws: Any, state: Any, tables: Any, pace: Any, slots: Any
             number = _number(words, raws, state, tables, pace, slots, tables.shape[0] - 1)
             state[_TAIL] += (number >> 1) if number & 1 == 0 else -((number + 1) >> 1)
             tails[row] = state[_TAIL]
-            if number < 0 or not 0 <= state[_TAIL] <= MOST_TAIL:
+            if number < 0 or not 0 <= state[_TAIL] <= MAX_TAIL:
                 return False
     return True

@@ -11,22 +11,21 @@ themselves and cost nothing, neither bits nor time. Where the prior is wrong or 
 
     y = 2 sqrt(p)                           dy = sqrt(p) d log p
 
-instead: a head of likely tokens, and for each context the mass of its tail. The node tries both on some contexts and
+instead: the likely tokens, and for each context the mass of its tail. The node tries both on some contexts and
 takes what loses less. It also chooses whether to dither, if the plan gives it a slot: nodes that agree win by that, but
 at a fraction of a bit dither costs more than it brings, and nodes that differ by more than a step have independent
 errors without it. The step is searched so that the payload fills the budget and never exceeds it.
 
 What is decoded is the mean of what falls into a cell, which shrinks it towards the prior, and the variance that is
-reported is the one that the encoder measured; both travel in the payload's head. docs/wire.md has the format.
+reported is the one that the encoder measured; both travel in the payload's header. docs/wire.md has the format.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from fpld.codecs.base import Traits
-from fpld.codecs.blocks import joined, recut
+from fpld.codecs.base import CodecTraits, joined, recut
 from fpld.errors import BudgetError
 
 if TYPE_CHECKING:
@@ -38,18 +37,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PredictiveCodec:
-    """Code what a node's distribution adds to the prior of the plan; works from a hundredth of a bit up.
-
-    `strict` gives every context the same share of the budget instead of pooling it.
-    """
+    """Code what a node's distribution adds to the prior of the plan; works from a hundredth of a bit up."""
 
     code: int = 3
-    strict: bool = False
-
-    @property
-    def traits(self) -> Traits:
-        """Return the traits: log-probabilities against a prior; with strict budgets there is no dither."""
-        return Traits(prior=True, dither=not self.strict, refines=False)
+    traits: ClassVar[CodecTraits] = CodecTraits(prior=True, dither=True, refines=False)
 
     def least_bits(self, plan: Plan) -> float:
         """Return the least budget: a hundredth of a bit per coordinate."""
@@ -59,38 +50,35 @@ class PredictiveCodec:
         """Choose how to code on some contexts, then find the finest step whose payload fits the budget."""
         if plan.bits < self.least_bits(plan):
             raise BudgetError(f"bits must be at least {self.least_bits(plan):g} per probe context, got {plan.bits:g}")
-        payload: bytes = _coding(self.strict).encode(joined(blocks, plan), plan)
-        return payload
+        from fpld.codecs.predictive.encoder import encode_logits  # brings numba along
+
+        return encode_logits(joined(blocks, plan), plan)
 
     def reader(self, payload: bytes | memoryview, plan: Plan) -> Reader:
         """Return a reader; the coder is sequential, so it begins with the first context."""
-        return _Reader(payload, plan, self.strict)
+        return _Reader(payload, plan)
 
 
 class _Reader:
     """Read a payload; `check` does without the cost of reconstruction."""
 
-    def __init__(self, payload: bytes | memoryview, plan: Plan, strict: bool) -> None:
-        self._payload, self._plan, self._strict = payload, plan, strict
+    def __init__(self, payload: bytes | memoryview, plan: Plan) -> None:
+        self._payload = payload
+        self._plan = plan
         self.learnt: Learnt | None = None
 
     def check(self) -> None:
-        """Refuse an unsound payload, and keep what the coder has learnt from it."""
-        self.learnt = _coding(self._strict).check(self._payload, self._plan)
+        """Raise `FrameError` for an unsound payload, and keep what the coder has learnt from it."""
+        from fpld.codecs.predictive.decoder import check_payload  # brings numba along
+
+        self.learnt = check_payload(self._payload, self._plan)
 
     def blocks(self, ranges: Sequence[range] | None = None) -> Iterator[Decoded]:
         """Decode consecutive blocks of contexts, one pass for all; the last one checks that nothing is left over."""
-        own: Iterator[Decoded] = _coding(self._strict).blocks(self._payload, self._plan)
-        return own if ranges is None else recut(own, ranges, self._plan.contexts)
+        from fpld.codecs.predictive.decoder import decode_blocks  # brings numba along
 
-
-def _coding(strict: bool) -> Any:
-    """Import the kernels when they are first used: they bring numba along."""
-    from fpld.codecs.predictive import coding
-    from fpld.codecs.predictive import strict as by_context
-
-    return by_context if strict else coding
+        blocks = decode_blocks(self._payload, self._plan)
+        return blocks if ranges is None else recut(blocks, ranges, self._plan.contexts)
 
 
 PREDICTIVE = PredictiveCodec()
-PREDICTIVE_STRICT = PredictiveCodec(code=4, strict=True)

@@ -1,11 +1,13 @@
-"""Draws of sampled labels: for every coordinate a number of 32 bits that both ends know.
+"""Draws of sampled labels: for every coordinate a random 32-bit number that both ends compute.
 
-A node's draws come from the run's key, the round, the node and the context, as its dither does, but from a stream of
-their own. The upper half of a draw is 16 bits of a word that two tokens share; the lower half is another word's, made
-only where it is asked for. The draw w stands for u = (w + 1/2) / 2^32.
+A node's draws come from the run's key, the round, the node and the context, as its dither does, but from a separate
+stream. The upper half of a draw is 16 bits of a word that two tokens share. The lower half comes from another word,
+computed only where it is needed. The draw w stands for u = (w + 1/2) / 2^32.
 
-Stratified over several slots, all nodes have the same draws but for a shift of the upper half by slot / slots: each
-node's draws are as uniform as before, and what one node's label has too much of another's tends to lack.
+**Stratified draws.** With several slots, all nodes have the same draws but for a shift of the upper half by
+slot / slots. Each node's draws are as uniform as before, and the errors of the nodes' labels tend to cancel.
+
+A context's *key* has five words: the four that Philox derives, then the shift of the node's slot.
 """
 
 from __future__ import annotations
@@ -17,55 +19,65 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.codecs.dither import GOLDEN, MIX_1, MIX_2, Dither, mix
-from fpld.compiled import inlined
+from fpld.kernels import inlined
 
 if TYPE_CHECKING:
-    from fpld.types import Plan, Words
+    import numpy.typing as npt
 
-ONE = 1 << 32
-_MASK = ONE - 1
-_CONTEXTS = 1024  # whose keys are made at once
+    from fpld.types import Floats, Plan, Tokens, Words
+
+HALF_BITS = 16
+HALF_RANGE = 1 << HALF_BITS
+DRAW_RANGE = 1 << (2 * HALF_BITS)
+SHIFT = 4  # the place of the slot's shift in a key
+_MASK = DRAW_RANGE - 1
+_KEY_BLOCK = 1024  # contexts whose keys are derived, and cached, together
+
+# The bits of a float64: a mantissa of 52 bits below an exponent that is biased by 1023.
+_LOG_SHIFT = 52 - 3
+_LOG_BIAS = 1023 << 3
 
 
-def keys_of(plan: Plan, rows: range) -> Words:
-    """Return four key words for each context, and the slot's shift."""
+def draw_keys(plan: Plan, rows: range) -> Words:
+    """Return the keys of contexts, [len(rows), 5]."""
     shared = plan.slots > 1
     message = struct.pack("<II", plan.round, plan.slots if shared else plan.node)
     person = b"fpld strata" if shared else b"fpld samples"
     digest = hashlib.blake2b(message, key=plan.run_key, digest_size=16, person=person).digest()
     k0, k1, s0, s1 = struct.unpack("<4I", digest)
-    stream, keys = Dither((k0, k1), (s0, s1)), np.empty((len(rows), 5), np.uint32)
-    keys[:, 4] = (plan.slot << 16) // plan.slots
-    for at in range(rows.start // _CONTEXTS * _CONTEXTS, rows.stop, _CONTEXTS):
-        chunk = range(max(rows.start, at), min(rows.stop, at + _CONTEXTS))
-        # Made for many contexts at once: they are kept, and blocks are small.
-        made = stream.keys(range(at, min(at + _CONTEXTS, plan.contexts)))
-        keys[chunk.start - rows.start : chunk.stop - rows.start, :4] = made[chunk.start - at : chunk.stop - at]
+    stream = Dither((k0, k1), (s0, s1))
+    keys = np.empty((len(rows), SHIFT + 1), np.uint32)
+    keys[:, SHIFT] = (plan.slot << HALF_BITS) // plan.slots
+    # `Dither.keys` caches what it returns: aligned blocks of contexts serve all the small ranges within them.
+    for start in range(rows.start // _KEY_BLOCK * _KEY_BLOCK, rows.stop, _KEY_BLOCK):
+        block = stream.keys(range(start, min(start + _KEY_BLOCK, plan.contexts)))
+        part = range(max(rows.start, start), min(rows.stop, start + _KEY_BLOCK))
+        keys[part.start - rows.start : part.stop - rows.start, :SHIFT] = block[part.start - start : part.stop - start]
     return keys
 
 
-def uppers(key: Words, vocab: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """Return the upper halves of a context's draws."""
+def upper_halves(key: Words, vocab: int) -> npt.NDArray[np.uint16]:
+    """Return the upper halves of a context's draws, [vocab]."""
     pairs = mix(np.arange(-(-vocab // 2), dtype=np.uint32), key).astype("<u4")
-    shifted: np.ndarray[Any, np.dtype[np.uint16]] = pairs.view("<u2")[:vocab] + np.uint16(key[4])
+    shifted: npt.NDArray[np.uint16] = pairs.view("<u2")[:vocab] + np.uint16(key[SHIFT])
     return shifted
 
 
-def all_draws(key: Words, vocab: int) -> Words:
-    """Return all draws of a context: the reference implementation of `draw`."""
-    lower = mix(np.arange(vocab, dtype=np.uint32), key[[3, 2, 1]]) >> np.uint32(16)
-    return uppers(key, vocab).astype(np.uint32) << np.uint32(16) | lower
+def context_draws(key: Words, vocab: int) -> Words:
+    """Return all draws of a context, [vocab]: the reference implementation of `token_draw`."""
+    lower = mix(np.arange(vocab, dtype=np.uint32), key[[3, 2, 1]]) >> np.uint32(HALF_BITS)
+    return upper_halves(key, vocab).astype(np.uint32) << np.uint32(HALF_BITS) | lower
 
 
-def shares(keys: Words, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return u, to 16 bits, of one token for each key: the key of its context."""
+def draw_fractions(keys: Words, tokens: Tokens) -> Floats:
+    """Return u, to 16 bits, of each token under the key of its context: `keys` has one row for each token."""
     pairs = mix((tokens >> 1).astype(np.uint32), keys)
-    halves = np.where(tokens & 1, pairs >> np.uint32(16), pairs) + keys[:, 4]
-    return ((halves & np.uint32(0xFFFF)) + 0.5) / (1 << 16)
+    halves = np.where(tokens & 1, pairs >> np.uint32(HALF_BITS), pairs) + keys[:, SHIFT]
+    return ((halves & np.uint32(HALF_RANGE - 1)) + 0.5) / HALF_RANGE
 
 
 @inlined
-def mixed(index: Any, a: Any, b: Any, c: Any) -> Any:
+def _mix_scalar(index: Any, a: Any, b: Any, c: Any) -> Any:
     """Hash an index as `fpld.codecs.dither.mix` does, in integers wider than 32 bits."""
     h = (index * GOLDEN + a) & _MASK
     h ^= h >> 16
@@ -76,18 +88,22 @@ def mixed(index: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @inlined
-def upper_half(key: Any, v: Any) -> Any:
-    """Return the upper half of the draw of token v: the reference implementation for one token of `uppers`."""
-    return (mixed(int(v) >> 1, int(key[0]), int(key[1]), int(key[2])) >> (16 * (int(v) & 1))) + int(key[4]) & 65535
+def upper_half(key: Any, token: Any) -> Any:
+    """Return the upper half of a token's draw: `upper_halves` for one token."""
+    pair = _mix_scalar(int(token) >> 1, int(key[0]), int(key[1]), int(key[2]))
+    return (pair >> (HALF_BITS * (int(token) & 1))) + int(key[SHIFT]) & (HALF_RANGE - 1)
 
 
 @inlined
-def draw(key: Any, upper: Any, v: Any) -> Any:
-    """Return the draw of token v, whose upper half is known."""
-    return int(upper) << 16 | mixed(int(v), int(key[3]), int(key[2]), int(key[1])) >> 16
+def token_draw(key: Any, upper: Any, token: Any) -> Any:
+    """Return the draw of a token from its upper half."""
+    return int(upper) << HALF_BITS | _mix_scalar(int(token), int(key[3]), int(key[2]), int(key[1])) >> HALF_BITS
 
 
 @inlined
-def log_place(distance: Any) -> Any:
-    """Return the place of a distance 1..2^32 in `grid.LOGS`: by its exponent and the three bits below."""
-    return (np.float64(distance).view(np.int64) >> 49) - (1023 << 3)
+def log_index(distance: Any) -> Any:
+    """Return the index of a distance 1..2^32 in `steps.DISTANCE_LOG2`: its exponent and the three bits below.
+
+    Both are the upper bits of the distance as a float64, which is exact.
+    """
+    return (np.float64(distance).view(np.int64) >> _LOG_SHIFT) - _LOG_BIAS

@@ -1,56 +1,101 @@
-"""A binary range coder that learns: one function for both directions, so that they cannot differ.
+"""An adaptive binary range coder: one function for both directions, so that they cannot differ.
 
-A decision has a place in `learning`: 22 bits of the probability of a one, and below them 8 that say how often it was
-met, since it learns fast at first and slowly in the end. The interval has 48 bits and is widened by whole bytes. A code
-ends in the fewest bytes that name its interval, without zeros, and a reader asks for exactly these.
+A range coder narrows an interval by each decision, in proportion to the decision's probability, and sends the leading
+bytes of the interval as they become certain. This one differs from the textbook (Martin, *Range encoding*, 1979) in
+four points:
+
+- Writing and reading are the same function. A reader ignores the value that it is passed and returns the one it reads.
+- The interval has 48 bits, and is widened by whole bytes while it is below 2^40. A carry goes back into the bytes that
+  were written, which are all at hand, so no byte is held back.
+- Each decision has an adaptive *model*: a probability of a one in 22 bits, and below it an 8-bit count of how often the
+  model was used. The rate of adaptation is 1 / (count + 3/2) at first, and constant after 250 uses.
+- A code ends with 16 fixed bits, the *end marker*: one that was cut or changed hardly ever has them. Then it takes the
+  fewest bytes that lie in its interval, without trailing zeros. A reader accepts exactly these, so that each sequence
+  of decisions has one code.
+
+Numbers are binarised as an Elias gamma code whose unary part, and whose first bit after it, are adaptive.
 """
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.compiled import bare, inlined
+from fpld.kernels import borrowing_kernel, inlined
 
-# A coder's state: the interval's start and width, how far into it a reader's code lies, bytes written or read, whether
-# it reads, and whether there was no room.
+if TYPE_CHECKING:
+    from fpld.types import Array
+
+# The places of a coder's state: start and width of the interval, how far into it a reader's code lies, bytes written or
+# read so far, whether the coder reads, and whether a writer ran out of room.
 LOW, RANGE, AHEAD, AT, READS, FULL = range(6)
-BITS, MET = 22, 8  # of a probability as it is learnt, of which 16 are used; of how often it was met
-_CODED, _WHOLE, _TOP = 16, 1 << 48, 1 << 40
-_LEAST = 24  # of 2^16: no decision is taken for sure
-_SLOWEST = 250
-RATES = np.minimum((1 << 17) // (2 * np.arange(_SLOWEST + 1) + 3), 1 << 15)  # 1 / (n + 3/2) in 2^-16
 
-Array = np.ndarray[Any, np.dtype[Any]]
+# The layout of a model: a probability in 2^-22, whose upper 16 bits are used for coding, above a count of uses.
+PROBABILITY_BITS = 22
+COUNT_BITS = 8
+_CODED_BITS = 16
+_MIN_PROBABILITY = 24  # in 2^-16: no decision is ever certain
+_MAX_COUNT = 250
+RATES = np.minimum((1 << 17) // (2 * np.arange(_MAX_COUNT + 1) + 3), 1 << 15)  # 1 / (count + 3/2), in 2^-16
+
+_CODE_BYTES = 6
+_WHOLE = 1 << (8 * _CODE_BYTES)
+_TOP = _WHOLE >> 8
+_TOP_SHIFT = 8 * (_CODE_BYTES - 1)
+
+_END_MARKER = 0xF1D5
+_END_MARKER_BITS = 16
 
 
-def writer() -> Array:
-    """Return the state of a coder that writes."""
-    return np.array([0, _WHOLE, 0, 0, 0, 0], np.int64)
+class Coder(NamedTuple):
+    """Hold what the kernels of one direction share: the state, the bytes of the code and the models.
+
+    `state` is int64 [6], with the places that are listed above; `data` is uint8; `models` is int32.
+    """
+
+    state: Array
+    data: Array
+    models: Array
 
 
-def to_read(payload: bytes | memoryview) -> Array:
-    """Return a payload's own memory as the kind of array that a writer fills: kernels are compiled for one kind.
+def writer(capacity: int, models: Array) -> Coder:
+    """Return a coder that writes up to `capacity` bytes."""
+    state = np.zeros(6, np.int64)
+    state[RANGE] = _WHOLE
+    return Coder(state, np.empty(capacity, np.uint8), models)
 
-    A reader writes nothing, so memory that is not to be written to needs no copy.
+
+def reader(code: Array, models: Array) -> Coder:
+    """Return a coder that reads a code, from `as_code`."""
+    state = np.zeros(6, np.int64)
+    state[RANGE] = _WHOLE
+    state[AHEAD] = int.from_bytes(code[:_CODE_BYTES].tobytes().ljust(_CODE_BYTES, b"\0"), "big")
+    state[AT] = _CODE_BYTES
+    state[READS] = 1
+    return Coder(state, code, models)
+
+
+def as_code(payload: bytes | memoryview) -> Array:
+    """Return a payload's memory as an array, without a copy, that has the type of a writer's buffer.
+
+    The interface of the array is forged: it says that the memory may be written to. numba compiles a kernel once for
+    writable and once for read-only arrays, and one that also writes does not compile for the latter. A reader never
+    writes, so a single compiled kernel serves both directions and payloads need not be copied.
     """
     array = np.frombuffer(payload, np.uint8)
-    place = {**array.__array_interface__, "data": (array.__array_interface__["data"][0], False)}
-    return np.asarray(SimpleNamespace(__array_interface__=place, owner=array))
-
-
-def reader(data: Array) -> Array:
-    """Return the state of a coder that reads."""
-    first = int.from_bytes(data[:6].tobytes().ljust(6, b"\0"), "big")
-    return np.array([0, _WHOLE, first, 6, 1, 0], np.int64)
+    address, _ = array.__array_interface__["data"]
+    forged = {**array.__array_interface__, "data": (address, False)}
+    # The owner keeps the payload's memory alive for as long as the result.
+    return np.asarray(SimpleNamespace(__array_interface__=forged, owner=array))
 
 
 @inlined
-def _carry(state: Any, data: Any) -> None:
-    """Add one to what was written."""
-    k = state[AT] - 1
+def _carry(coder: Any) -> None:
+    """Add one to the last byte that was written, and to those before it as long as they overflow."""
+    data = coder.data
+    k = coder.state[AT] - 1
     while k >= 0 and data[k] == 255:
         data[k] = 0
         k -= 1
@@ -59,13 +104,14 @@ def _carry(state: Any, data: Any) -> None:
 
 
 @inlined
-def _put(state: Any, data: Any) -> None:
+def _put_byte(coder: Any) -> None:
     """Write the uppermost byte of the interval's start."""
+    state = coder.state
     if state[LOW] >= _WHOLE:
-        _carry(state, data)
+        _carry(coder)
         state[LOW] -= _WHOLE
-    if state[AT] < data.size:
-        data[state[AT]] = state[LOW] >> 40
+    if state[AT] < coder.data.size:
+        coder.data[state[AT]] = state[LOW] >> _TOP_SHIFT
         state[AT] += 1
     else:
         state[FULL] = 1
@@ -73,9 +119,11 @@ def _put(state: Any, data: Any) -> None:
 
 
 @inlined
-def _decide(state: Any, data: Any, chance: Any, value: Any) -> Any:
-    """Write a decision, or read one; `chance` of a one is in 2^-16."""
-    share = (state[RANGE] >> _CODED) * chance
+def _code_decision(coder: Any, probability: Any, value: Any) -> Any:
+    """Write or read a decision whose `probability` of a one is in 2^-16; return it."""
+    state = coder.state
+    data = coder.data
+    share = (state[RANGE] >> _CODED_BITS) * probability
     if state[READS]:
         value = 1 if state[AHEAD] < share else 0
     if value:
@@ -92,83 +140,92 @@ def _decide(state: Any, data: Any, chance: Any, value: Any) -> Any:
             state[AT] = at + 1
             state[LOW] = (state[LOW] & (_TOP - 1)) << 8
         else:
-            _put(state, data)
+            _put_byte(coder)
     return value
 
 
 @inlined
-def bit(state: Any, data: Any, learning: Any, at: Any, value: Any) -> Any:
-    """Code a decision with what was learnt at place `at`, and learn from it; return it."""
-    record = np.int64(learning[at])
-    learnt, met = record >> MET, record & ((1 << MET) - 1)
-    value = _decide(state, data, min(max(learnt >> (BITS - _CODED), _LEAST), (1 << _CODED) - _LEAST), value)
-    rate = RATES[met]
+def code_bit(coder: Any, model: Any, value: Any) -> Any:
+    """Code a decision with an adaptive model, and adapt it; return the decision."""
+    models = coder.models
+    packed = np.int64(models[model])
+    learnt = packed >> COUNT_BITS
+    count = packed & ((1 << COUNT_BITS) - 1)
+    used = learnt >> (PROBABILITY_BITS - _CODED_BITS)
+    value = _code_decision(coder, min(max(used, _MIN_PROBABILITY), (1 << _CODED_BITS) - _MIN_PROBABILITY), value)
+    rate = RATES[count]
     if value:
-        learnt += ((1 << BITS) - learnt) * rate >> 16
+        learnt += ((1 << PROBABILITY_BITS) - learnt) * rate >> 16
     else:
         learnt -= learnt * rate >> 16
-    learning[at] = learnt << MET | min(met + 1, _SLOWEST)
+    models[model] = learnt << COUNT_BITS | min(count + 1, _MAX_COUNT)
     return value
 
 
-@bare
-def raw(state: Any, data: Any, count: Any, value: Any) -> Any:
-    """Code the lowest `count` bits of a number, each as likely as not; return it."""
-    found = 0
+@borrowing_kernel
+def code_raw_bits(coder: Any, count: Any, value: Any) -> Any:
+    """Code the lowest `count` bits of a number with equal probabilities; return them."""
+    bits = 0
     for k in range(count - 1, -1, -1):
-        found = found << 1 | _decide(state, data, 1 << (_CODED - 1), (value >> k) & 1)
-    return found
+        bits = bits << 1 | _code_decision(coder, 1 << (_CODED_BITS - 1), (value >> k) & 1)
+    return bits
 
 
-@bare
-def number(state: Any, data: Any, learning: Any, at: Any, octaves: Any, value: Any) -> Any:
+@borrowing_kernel
+def code_number(coder: Any, model: Any, octaves: Any, value: Any) -> Any:
     """Code a number from 0 to 2^octaves - 2; return it.
 
-    One more than it has an octave, which is learnt in unary at `at`, and bits below: the first is learnt at
-    `at + octaves`, the others are raw.
+    The octave of value + 1 is coded in unary, with the models from `model` on. The first bit below it has a model of
+    the octave, from `model + octaves` on; the other bits are raw.
     """
     octave = 0
-    while octave < octaves - 1 and bit(state, data, learning, at + octave, 1 if (value + 1) >> (octave + 1) else 0):
+    while octave < octaves - 1 and code_bit(coder, model + octave, 1 if (value + 1) >> (octave + 1) else 0):
         octave += 1
-    found = 1
+    successor = 1
     if octave > 0:
-        half = bit(state, data, learning, at + octaves + octave, ((value + 1) >> (octave - 1)) & 1)
-        found = (2 | half) << (octave - 1) | raw(state, data, octave - 1, value + 1)
-    return found - 1
+        second = code_bit(coder, model + octaves + octave, ((value + 1) >> (octave - 1)) & 1)
+        successor = (2 | second) << (octave - 1) | code_raw_bits(coder, octave - 1, value + 1)
+    return successor - 1
 
 
-@bare
-def _last(state: Any) -> Any:
-    """Return the number in the interval that has the fewest bytes before zeros, and how many."""
-    for count in range(7):
-        mask = (1 << (48 - 8 * count)) - 1
-        found = (state[LOW] + mask) & ~mask
-        if found < state[LOW] + state[RANGE]:
+@borrowing_kernel
+def _shortest_code(state: Any) -> Any:
+    """Return the number in the interval that has the fewest bytes before zeros, and how many bytes these are."""
+    for count in range(_CODE_BYTES + 1):
+        mask = (1 << (8 * (_CODE_BYTES - count))) - 1
+        code = (state[LOW] + mask) & ~mask
+        if code < state[LOW] + state[RANGE]:
             break
-    return found, count
+    return code, count
 
 
-@bare
-def finish(state: Any, data: Any) -> Any:
-    """Write the end; return the length, -1 if there was no room."""
-    found, count = _last(state)
-    state[LOW] = found
-    if found >= _WHOLE:
-        _carry(state, data)
+@borrowing_kernel
+def finish(coder: Any) -> Any:
+    """Write the end marker and the end of the code; return the length in bytes, -1 if there was no room."""
+    state = coder.state
+    code_raw_bits(coder, _END_MARKER_BITS, _END_MARKER)
+    code, count = _shortest_code(state)
+    state[LOW] = code
+    if code >= _WHOLE:
+        _carry(coder)
         state[LOW] -= _WHOLE
     for _ in range(count):
-        _put(state, data)
+        _put_byte(coder)
     if state[FULL]:
         return -1
-    while state[AT] > 0 and data[state[AT] - 1] == 0:
+    while state[AT] > 0 and coder.data[state[AT] - 1] == 0:
         state[AT] -= 1
     return state[AT]
 
 
-@bare
-def ended(state: Any, data: Any) -> Any:
-    """Return whether a reader has read all that was written, and nothing else."""
-    found, _ = _last(state)
+@borrowing_kernel
+def at_end(coder: Any) -> Any:
+    """Read the end marker; return whether it is there, and the code ends after it as a writer ends it."""
+    state = coder.state
+    data = coder.data
+    if code_raw_bits(coder, _END_MARKER_BITS, _END_MARKER) != _END_MARKER:
+        return False
+    code, _ = _shortest_code(state)
     if data.size and data[data.size - 1] == 0:
         return False
-    return state[AT] >= data.size and state[AHEAD] == found - state[LOW]
+    return state[AT] >= data.size and state[AHEAD] == code - state[LOW]

@@ -1,107 +1,180 @@
-"""The ClientApp: Flower's messages in, a node's duties, Flower's messages out."""
+"""The ClientApp of a site: Flower's messages in, the site's handlers, Flower's messages out.
+
+Two mods stand between the handlers and the network: `redact_errors` lets no detail of an error out, and `budget_guard`
+no reply that is larger than its task allows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
-from fpld.engines.flower import duties
-from fpld.engines.flower.apart import ApartError, apart
-from fpld.engines.flower.discretion import SiteError, conceal
-from fpld.engines.flower.home import Home, open_home
-from fpld.engines.flower.journal import note
-from fpld.engines.flower.mods import budget_guard, discreet
-from fpld.engines.flower.payload import FRAME, LETTER, STUDENT, names, pack, unpack, unpack_files, unpack_task
-from fpld.errors import InputError
+from fpld.engines.flower.log import append_log
+from fpld.engines.flower.messages import (
+    FRAME,
+    SIGNED_MESSAGE,
+    STUDENT,
+    field_names,
+    pack_fields,
+    read_field,
+    unpack_files,
+    unpack_task,
+)
+from fpld.engines.flower.site import handlers
+from fpld.engines.flower.site.config import Site, open_site
+from fpld.engines.flower.site.errors import SiteError, redact
+from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
+from fpld.engines.flower.site.resources import SandboxError, run_sandboxed
+from fpld.errors import BudgetError, InputError
+from fpld.protocol.wire import OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
-    from flwr.clientapp.typing import Mod
+    from flwr.clientapp.typing import ClientAppCallable, Mod
 
-JOIN = "query.join"
+
 Work = Callable[[], Sequence[bytes]]
-Runner = Callable[[Home, Work, float], Sequence[bytes]]
+Runner = Callable[[Site, Work, float], Sequence[bytes]]
 
 
-def home_of(context: Context) -> Home:
-    """Find the node's home: the node file that the SuperNode was started with (`--node-config 'node="..."'`)."""
+def redact_errors(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Replace an error by one of a few sentences: paths, field names and private content stay at the site.
+
+    A mod of Flower's, the outermost one.
+    """
+    try:
+        return call_next(message, context)
+    except SiteError:  # it is redacted already
+        raise
+    except Exception as error:  # whatever it is, the details stay at the site
+        path = context.node_config.get("node")
+        folder = Path(path).resolve().parent if isinstance(path, str) else None
+        raise redact(message.metadata.message_type, error, folder) from None
+
+
+def budget_guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Refuse a round's reply unless it is one frame within the task's budget and, at most, an evaluation.
+
+    A mod of Flower's. In an app of your own it keeps the bit budget, whatever the other mods do.
+
+    Raises
+    ------
+    BudgetError
+        If the reply is larger, or holds anything else. Nothing is sent then.
+    """
+    if message.metadata.message_type != MessageType.TRAIN:
+        return call_next(message, context)
+    plan = unpack_task(message.content).plan
+    reply = call_next(message, context)
+    if not reply.has_content():
+        return reply
+    frame = read_field(reply.content, "frame", FRAME)
+    fields = field_names(reply.content)
+    evaluation = read_field(reply.content, "letter", SIGNED_MESSAGE) if "letter" in fields else b""
+    max_bytes = OVERHEAD_BYTES + plan.budget_bytes
+    if not fields <= {"frame", "letter"} or len(frame) > max_bytes:
+        raise BudgetError(
+            f"a reply must be one frame of at most {max_bytes} bytes, got {len(frame)} bytes in {sorted(fields)}: "
+            "nothing was sent"
+        )
+    if len(evaluation) > MAX_LOSS_MESSAGE_BYTES:
+        raise BudgetError(
+            f"the evaluation beside a frame must have at most {MAX_LOSS_MESSAGE_BYTES} bytes, got {len(evaluation)}"
+        )
+    return reply
+
+
+def site_of(context: Context) -> Site:
+    """Return the site of the node file that the SuperNode was started with (`--node-config 'node="..."'`)."""
     path = context.node_config.get("node")
     if not isinstance(path, str):
         raise InputError("the SuperNode must be started with --node-config 'node=\"path of node.toml\"'")
-    return open_home(Path(path))
+    return open_site(Path(path))
 
 
-def here(home: Home, work: Work, seconds: float) -> Sequence[bytes]:  # noqa: ARG001  # the form of all runners
+def run_inline(site: Site, work: Work, seconds: float) -> Sequence[bytes]:  # noqa: ARG001 - the signature of runners
     """Do a message's work in this process."""
     return work()
 
 
-def forked(home: Home, work: Work, seconds: float) -> Sequence[bytes]:
-    """Do it in a fork, within the site's memory and the time for which the answer is waited."""
+def run_forked(site: Site, work: Work, seconds: float) -> Sequence[bytes]:
+    """Do a message's work in a sandbox, within the site's memory and the time for which its answer is waited."""
+
+    def reason(error: Exception) -> str:
+        return str(redact("the work", error, site.folder))
+
     try:
-        said = partial(_said, home)
-        return apart(work, said, memory=home.terms.most_memory, seconds=seconds)
-    except ApartError as error:
+        return run_sandboxed(work, reason, memory=site.terms.most_memory, seconds=seconds)
+    except SandboxError as error:
         raise SiteError(str(error)) from None
 
 
-def _said(home: Home, error: Exception) -> str:
-    return str(conceal("the work", error, home.folder))
-
-
 def client_app(
-    home: Callable[[Context], Home] = home_of, *, mods: Sequence[Mod] = (), runner: Runner = here
+    home: Callable[[Context], Site] = site_of, *, mods: Sequence[Mod] = (), runner: Runner = run_inline
 ) -> ClientApp:
-    """Make a ClientApp that takes part in a federation; `home` says which node it is.
+    """Make a ClientApp that takes part in a federation.
 
-    `runner` does the work of a message: `here`, or `forked` where this process must outlive it. The budget guard comes
-    before your mods: nothing after it can send more than the plan allows. Outermost is `discreet`: of errors only a
-    code and a sentence leave.
+    Parameters
+    ----------
+    home
+        Returns the site of a context.
+    mods
+        Mods of your own. They come after `redact_errors` and `budget_guard`, so that they cannot send more than the
+        plan allows, nor details of an error.
+    runner
+        Does the work of a message: `run_inline`, or `run_forked` if this process must outlive it.
     """
-    app = ClientApp(mods=[discreet, budget_guard, *mods])
+    app = ClientApp(mods=[redact_errors, budget_guard, *mods])
 
     @app.query("join")
     def join(message: Message, context: Context) -> Message:
-        node = home(context)
-        answer = duties.join(node, unpack(message.content, "letter", LETTER))
-        note(node.folder, f"{node.terms.name} is connected")
-        return Message(pack(letter=(answer, LETTER)), reply_to=message)
+        site = home(context)
+        answer = handlers.handle_join(site, read_field(message.content, "letter", SIGNED_MESSAGE))
+        append_log(site.folder, f"{site.terms.name} is connected")
+        return Message(pack_fields(letter=(answer, SIGNED_MESSAGE)), reply_to=message)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         content = message.content
-        letter = unpack(content, "letter", LETTER)
-        node, task = home(context), unpack_task(content)
-        note(node.folder, f"round {task.plan.round}: training, at most {task.plan.budget_bytes} bytes to send")
-        files, student = unpack_files(content), _student(content)
+        signed = read_field(content, "letter", SIGNED_MESSAGE)
+        site = home(context)
+        task = unpack_task(content)
+        append_log(site.folder, f"round {task.plan.round}: training, at most {task.plan.budget_bytes} bytes to send")
+        files = unpack_files(content)
+        student = _student(content)
 
         def work() -> Sequence[bytes]:
-            answer = duties.train(node, letter, task, files, student)
-            return (answer.frame,) if answer.letter is None else (answer.frame, answer.letter)
+            answer = handlers.handle_train(site, signed, task, files, student)
+            return (answer.frame,) if answer.evaluation is None else (answer.frame, answer.evaluation)
 
-        frame, *letters = runner(node, work, message.metadata.ttl)
-        note(node.folder, f"round {task.plan.round}: sending {len(frame)} bytes")
-        parts = {"frame": (frame, FRAME)}
-        if letters:
-            parts["letter"] = letters[0], LETTER
-        return Message(pack(**parts), reply_to=message)
+        frame, *evaluation = runner(site, work, message.metadata.ttl)
+        append_log(site.folder, f"round {task.plan.round}: sending {len(frame)} bytes")
+        fields = {"frame": (frame, FRAME)}
+        if evaluation:
+            fields["letter"] = evaluation[0], SIGNED_MESSAGE
+        return Message(pack_fields(**fields), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         content = message.content
-        letter, node = unpack(content, "letter", LETTER), home(context)
-        files, student = unpack_files(content), _student(content)
-        (answer,) = runner(node, lambda: (duties.evaluate(node, letter, files, student),), message.metadata.ttl)
-        return Message(pack(letter=(answer, LETTER)), reply_to=message)
+        signed = read_field(content, "letter", SIGNED_MESSAGE)
+        site = home(context)
+        files = unpack_files(content)
+        student = _student(content)
+
+        def work() -> Sequence[bytes]:
+            return (handlers.handle_evaluate(site, signed, files, student),)
+
+        (answer,) = runner(site, work, message.metadata.ttl)
+        return Message(pack_fields(letter=(answer, SIGNED_MESSAGE)), reply_to=message)
 
     return app
 
 
 def _student(content: RecordDict) -> bytes:
-    """Return the student as it was packed, nothing if this node has it already."""
-    return unpack(content, "student", STUDENT) if "student" in names(content) else b""
+    """Return the student's delta; empty if the site has this student already."""
+    return read_field(content, "student", STUDENT) if "student" in field_names(content) else b""

@@ -1,7 +1,7 @@
-"""Who is connected: Flower's node ids on one side, the names and keys of the federation on the other.
+"""The roster: Flower's node ids on one side, names and keys of the federation on the other.
 
-A node id says nothing about who it is. Each new one is asked; its answer carries a tag that only the holder of the
-registered key can make, over a challenge that was never used before.
+A node id does not say which node it is. Each new one is sent a challenge that was never used before. The answer is
+signed with the secret of the node's registered key, and says which student and files of the run the node has.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flwr.app import Message
 
-from fpld._check import listed, printable
-from fpld.engines.flower.answers import MOST_BYTES, Joined
-from fpld.engines.flower.exchange import Exchange, explain
-from fpld.engines.flower.identity import Letter, write_letter
-from fpld.engines.flower.payload import LETTER, pack, unpack
-from fpld.engines.flower.receive import LOST
+from fpld.engines.flower.answer_schema import MAX_ANSWER_BYTES, Joined
+from fpld.engines.flower.credentials import SignedMessage, sign_message
+from fpld.engines.flower.messages import SIGNED_MESSAGE, pack_fields, read_field
+from fpld.engines.flower.patches.exchange import Exchange, explain
+from fpld.engines.flower.patches.receive import LOST_CODE
 from fpld.errors import FpldError, ProtocolError
 from fpld.protocol.wire import VERSION
+from fpld.validation import printable, shortened_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 120.0  # seconds that a node has to say who it is: a new process, and its imports
-_GRACE = 10.0  # seconds for which a round that could begin waits for those who were just asked
-_PAUSE = 0.3
-_AT_ONCE = 100  # nodes that are asked at the same time: a thousand answers would not come in time
-_EACH = 0.005  # seconds between two looks at who is connected, for each node of the federation
-_INSTANCES = 10  # processes of a node that are remembered
+_JOIN_SECONDS = 120.0  # that a node has to answer: a new process, and its imports
+_GRACE_SECONDS = 10.0  # for which a round that could begin waits for nodes that were just asked
+_POLL_SECONDS = 0.3
+_MAX_OPEN_REQUESTS = 100  # a thousand answers at the same time would not come in time
+_LOOKUP_SECONDS_PER_NODE = 0.005  # between two lookups of the connected nodes
+_MAX_INSTANCES = 10  # processes of a node that are remembered
 
 
-class _Asked(NamedTuple):
-    """A node that was asked who it is: Flower's id of it, the challenge, and until when it may answer."""
+class _JoinRequest(NamedTuple):
+    """A node that was asked for its name: Flower's id of it, the challenge, and until when it may answer."""
 
     identity: int
     challenge: str
@@ -50,9 +50,20 @@ class _Asked(NamedTuple):
 
 
 class Roster:
-    """Know which node of the federation is behind which id, which student it has, and which files it lacks.
+    """Which node of the federation is behind which id, which student it has, and which files it lacks.
 
-    Nodes that are `revoked` are asked for nothing; it is looked up before every round.
+    Parameters
+    ----------
+    names
+        The nodes of the federation.
+    keys
+        The secret of each node in this run, by its number; an empty one where it is missing.
+    session
+        The run's session.
+    files
+        Digests of the run's files.
+    revoked
+        Returns whether a node was revoked. It is called before every round: such a node takes no part.
     """
 
     def __init__(
@@ -64,41 +75,45 @@ class Roster:
         revoked: Callable[[str], bool] = lambda _name: False,
     ) -> None:
         self.revoked = revoked
-        self.names, self._keys, self._session, self._files = names, keys, session, sorted(files)
+        self.names = names
+        self._keys = keys
+        self._session = session
+        self._files = sorted(files)
         self.ids: dict[int, int] = {}
         self.missing: dict[int, list[str]] = {}
         self.holds: dict[int, str | None] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._requests: dict[str, _JoinRequest] = {}
         self._exchanges: dict[bool, Exchange] = {}
-        self._alone, self._tries = set[int](), Counter[int]()
-        self._online, self._looked = frozenset[int](), -math.inf
+        self._lost_before = set[int]()
+        self._attempts = Counter[int]()
+        self._online = frozenset[int]()
+        self._lookup_time = -math.inf
         self._instances: dict[int, list[str]] = {}
 
     def gather(self, grid: Grid, *, enough: int, wait: float) -> None:
-        """Wait until `enough` nodes are here, at most `wait` seconds; who is here then takes part.
-
-        Those who were asked who they are have a little longer to say it.
-        """
-        begun, said = time.monotonic(), False
+        """Wait for `enough` nodes to connect, at most `wait` seconds; nodes that were asked have a little longer."""
+        begun = time.monotonic()
+        logged = False
         while True:
             self._refresh(grid)
-            spent, asked = time.monotonic() - begun, bool(self._asked)
-            if len(self.ids) >= enough and (not asked or spent >= _GRACE):
+            waited = time.monotonic() - begun
+            pending = bool(self._requests)
+            if len(self.ids) >= enough and (not pending or waited >= _GRACE_SECONDS):
                 return
-            if spent >= wait and not asked:
+            if waited >= wait and not pending:
                 return
-            if not said:
+            if not logged:
                 away = [name for index, name in enumerate(self.names) if index not in self.ids]
-                log.info("waiting for nodes to connect: %s", listed(away))
-                said = True
-            time.sleep(0.05 if asked else min(_PAUSE, max(wait - spent, 0.05)))
+                log.info("waiting for nodes to connect: %s", shortened_list(away))
+                logged = True
+            time.sleep(0.05 if pending else min(_POLL_SECONDS, max(wait - waited, 0.05)))
 
     def forget(self, index: int) -> None:
-        """Ask a node anew who it is before it is given work again, since it failed."""
+        """Ask a node that failed for its name again, before it is given work."""
         self.ids.pop(index, None)
 
     def _refresh(self, grid: Grid) -> None:
-        """Take what nodes have said, and ask those who are new; nobody is waited for."""
+        """Take the answers that have come, and ask new nodes; wait for none."""
         online = self._connected(grid)
         self.ids = {
             index: identity
@@ -106,29 +121,30 @@ class Roster:
             if identity in online and not self.revoked(self.names[index])
         }
         now = time.monotonic()
-        self._asked = {message: asked for message, asked in self._asked.items() if now <= asked.end}
-        asked = {each.identity for each in self._asked.values()}
-        unknown = sorted(
-            online - set(self.ids.values()) - asked, key=lambda identity: (self._tries[identity], identity)
-        )
-        unknown = unknown[: max(_AT_ONCE - len(asked), 0)]
-        self._tries.update(unknown)
+        self._requests = {message: request for message, request in self._requests.items() if now <= request.end}
+        pending = {request.identity for request in self._requests.values()}
+        unknown = online - set(self.ids.values()) - pending
+        # Nodes that were asked least often come first: one that never answers holds up no other.
+        chosen = sorted(unknown, key=lambda identity: (self._attempts[identity], identity))
+        chosen = chosen[: max(_MAX_OPEN_REQUESTS - len(pending), 0)]
+        self._attempts.update(chosen)
         for alone in (False, True):
-            self._ask(grid, [identity for identity in unknown if (identity in self._alone) == alone], alone=alone)
+            self._ask(grid, [identity for identity in chosen if (identity in self._lost_before) == alone], alone=alone)
         for exchange in self._exchanges.values():
             while (reply := exchange.wait(0.0)) is not None:
-                self._hear(reply)
+                self._take(reply)
 
     def _connected(self, grid: Grid) -> frozenset[int]:
-        """Return Flower's ids of the nodes that are connected; many are not asked for at every look."""
+        """Return Flower's ids of the connected nodes; of many nodes they are not looked up every time."""
         now = time.monotonic()
-        if now - self._looked >= _EACH * len(self.names):
-            self._online, self._looked = frozenset(grid.get_node_ids()), now
+        if now - self._lookup_time >= _LOOKUP_SECONDS_PER_NODE * len(self.names):
+            self._online = frozenset(grid.get_node_ids())
+            self._lookup_time = now
         return self._online
 
-    def _ask(self, grid: Grid, unknown: Sequence[int], *, alone: bool) -> None:
-        """Ask nodes who they are; nobody is waited for. Answers that were lost once are asked for one by one."""
-        if not unknown:
+    def _ask(self, grid: Grid, identities: Sequence[int], *, alone: bool) -> None:
+        """Ask nodes for their names; wait for none. With `alone`, answers are polled for one by one."""
+        if not identities:
             return
         if alone not in self._exchanges or self._exchanges[alone].grid is not grid:
             self._exchanges[alone] = Exchange(grid, alone=alone)
@@ -136,42 +152,43 @@ class Roster:
         common["nodes"] = len(self.names)
         sent: list[tuple[Metadata, str]] = []
 
-        def asking(identity: int) -> Message:
+        def request(identity: int) -> Message:
             challenge = secrets.token_hex(32)
-            letter = write_letter(b"", {**common, "challenge": challenge})
-            message = Message(pack(letter=(letter, LETTER)), identity, "query.join", ttl=_PATIENCE)
+            unsigned = sign_message(b"", {**common, "challenge": challenge})
+            content = pack_fields(letter=(unsigned, SIGNED_MESSAGE))
+            message = Message(content, identity, "query.join", ttl=_JOIN_SECONDS)
             sent.append((message.metadata, challenge))
             return message
 
-        for _ in self._exchanges[alone].send(map(asking, unknown), repeat(MOST_BYTES, len(unknown))):
-            pass  # answers are taken later
-        end = time.monotonic() + _PATIENCE
-        self._asked |= {head.message_id: _Asked(head.dst_node_id, challenge, end) for head, challenge in sent}
+        for _ in self._exchanges[alone].send(map(request, identities), repeat(MAX_ANSWER_BYTES, len(identities))):
+            pass  # answers are taken by `_refresh`
+        end = time.monotonic() + _JOIN_SECONDS
+        self._requests |= {head.message_id: _JoinRequest(head.dst_node_id, challenge, end) for head, challenge in sent}
 
-    def _hear(self, reply: Message) -> None:
-        """Take a node's answer who it is."""
-        asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-        if asked is None:
+    def _take(self, reply: Message) -> None:
+        """Take a node's answer."""
+        request = self._requests.pop(reply.metadata.reply_to_message_id, None)
+        if request is None:
             return
         if reply.has_error():
-            if reply.error.code == LOST:
-                self._alone.add(asked.identity)
-            log.warning("a node did not say who it is: %s", explain("", reply.error).reason)
+            if reply.error.code == LOST_CODE:
+                self._lost_before.add(request.identity)
+            log.warning("a node did not give its name: %s", explain("", reply.error).reason)
             return
         try:
-            self._admit(asked.identity, unpack(reply.content, "letter", LETTER), asked.challenge)
+            self._admit(request.identity, read_field(reply.content, "letter", SIGNED_MESSAGE), request.challenge)
         except FpldError as error:
             log.warning("a node was turned away: %s", error)
 
     def _admit(self, identity: int, data: bytes, challenge: str) -> None:
-        letter = Letter.parse(data)
-        name = letter.body.get("name")
+        message = SignedMessage.parse(data)
+        name = message.body.get("name")
         if name not in self.names:
             raise ProtocolError(f"{printable(name, 64)!r} is not a node of this federation")
         if self.revoked(str(name)):
             raise ProtocolError(f"{name} was revoked")
         index = list(self.names).index(str(name))
-        body = letter.check(self._keys.get(index, b""), "joined")
+        body = message.check(self._keys.get(index, b""), "joined")
         if body.get("wire") != VERSION:
             spoken = printable(body.get("wire", "an older one"), 20)
             raise ProtocolError(
@@ -182,13 +199,16 @@ class Roster:
             raise ProtocolError(f"{name}: its answer is to another question")
         if not set(answer.missing) <= set(self._files):
             raise ProtocolError(f"{name}: its answer asks for files that are not of this run")
-        missing = [file for file in self._files if file in answer.missing]  # the same texts for all nodes
-        self.ids[index], self.missing[index], self.holds[index] = identity, missing, answer.student
+        # Strings of this roster, not of the answer: they are the same objects for all nodes.
+        missing = [file for file in self._files if file in answer.missing]
+        self.ids[index] = identity
+        self.missing[index] = missing
+        self.holds[index] = answer.student
         self._compare(index, answer.instance)
         log.info("%s is connected", name)
 
     def _compare(self, index: int, instance: str) -> None:
-        """Say it if two processes answer as one node by turns: each has drawn a name of its own when it started."""
+        """Warn if two processes answer as one node by turns: each draws its instance when it starts."""
         seen = self._instances.setdefault(index, [])
         if seen and instance != seen[-1] and instance in seen:
             log.warning(
@@ -197,4 +217,4 @@ class Roster:
             )
         if not seen or instance != seen[-1]:
             seen.append(instance)
-            del seen[:-_INSTANCES]
+            del seen[:-_MAX_INSTANCES]

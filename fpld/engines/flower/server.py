@@ -1,42 +1,77 @@
-"""The ServerApp: a whole run of a federation in a folder, resumed if it was begun before."""
+"""The ServerApp: a whole run of a federation in a folder, resumed if it was begun before.
+
+The specification of each node travels with the run's files: they are named by the SHA-256 of their content.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from flwr.app import Context  # noqa: TC002 - Flower looks at the signature
 from flwr.serverapp import Grid, ServerApp
 
 from fpld import config as configuration
-from fpld.engines.flower.certs import AGGREGATOR_KEY
-from fpld.engines.flower.identity import PublicKeys, run_secret
-from fpld.engines.flower.journal import FlowerLog, Journal
-from fpld.engines.flower.keys import is_revoked, public_file
-from fpld.engines.flower.limits import check_run
-from fpld.engines.flower.publish import publish
-from fpld.engines.flower.returning import hurry
+from fpld.engines.flower.credentials import AGGREGATOR_KEY, PublicKeys, is_revoked, public_key_file, run_secret
+from fpld.engines.flower.log import FlowerLogHandler, FolderLogHandler
+from fpld.engines.flower.messages import check_message_sizes
+from fpld.engines.flower.patches.retry import retry_sooner
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.strategy import ProbeLogitDistillation
 from fpld.engines.pool import Inline
 from fpld.errors import InputError
-from fpld.federation.claim import claim
-from fpld.federation.federation import Federation
-from fpld.federation.log import listen
-from fpld.federation.prepare import prepare_public
-from fpld.federation.result import finish_run
-from fpld.federation.status import Status
-from fpld.federation.watch import watch
+from fpld.federation.evaluation import finish_run
+from fpld.federation.prepare import claim, prepare_public
+from fpld.federation.rounds import Federation
+from fpld.federation.telemetry import Status, listen, loop_files
+from fpld.node.spec import NodeFiles, make_node_spec
 from fpld.seeds import derive_key
-from fpld.storage.folder import RunFolder
+from fpld.storage.run_folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
     from fpld.config import Config
+    from fpld.node.spec import NodeSpec
 
 SESSION = "session.json"
+
+
+class NodeSpecs(Sequence["NodeSpec"]):
+    """The nodes' specifications, each made when it is asked for: their number costs no memory."""
+
+    def __init__(self, config: Config, digests: dict[str, str]) -> None:
+        self._config = config
+        self._digests = digests
+
+    def __len__(self) -> int:
+        return len(self._config.nodes)
+
+    @overload
+    def __getitem__(self, index: int) -> NodeSpec: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[NodeSpec]: ...
+    def __getitem__(self, index: int | slice) -> NodeSpec | list[NodeSpec]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        spec = make_node_spec(self._config, range(len(self))[index])
+        named = {field: self._digests[file] for field, file in spec.files.model_dump(exclude_none=True).items()}
+        return spec.model_copy(update={"files": NodeFiles(**named)})
+
+
+def publish(config: Config, run: RunFolder) -> tuple[NodeSpecs, dict[str, bytes]]:
+    """Return each node's specification, and the files that these name."""
+    digests = dict[str, str]()
+    contents = dict[str, bytes]()
+    for index in range(len(config.nodes)):
+        for file in sorted(make_node_spec(config, index).files.names() - set(digests)):
+            data = (run.path / file).read_bytes()
+            digests[file] = hashlib.sha256(data).hexdigest()
+            contents[digests[file]] = data
+    return NodeSpecs(config, digests), contents
 
 
 def server_app(
@@ -51,34 +86,40 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        given = context.run_config
-        if given.get("folder"):
-            os.chdir(str(given["folder"]))
-        file = config if config is not None else str(given.get("config", ""))
-        drawn = given.get("seed", -1) if seed is None else seed
-        checked, text = configuration.load(file, seed=drawn if isinstance(drawn, int) and drawn >= 0 else None)
-        serve(grid, checked, text, Path(str(out or given.get("out") or checked.run.out)))
+        options = context.run_config
+        if options.get("folder"):
+            os.chdir(str(options["folder"]))
+        file = config if config is not None else str(options.get("config", ""))
+        drawn = options.get("seed", -1) if seed is None else seed
+        checked, text = configuration.read_config(file, seed=drawn if isinstance(drawn, int) and drawn >= 0 else None)
+        serve(grid, checked, text, Path(str(out or options.get("out") or checked.run.out)))
 
     return app
 
 
 def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
     """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
-    hurry()
+    retry_sooner()
     store = RunFolder(out)
-    with store.lock(), Status(store) as status, listen(Journal(store.path)), listen(FlowerLog()), watch(store):
-        status.say("preparing")
-        claim(store, text, resume=store.has("config.toml"))
+    with (
+        store.lock(),
+        Status(store) as status,
+        listen(FolderLogHandler(store.path)),
+        listen(FlowerLogHandler()),
+        loop_files(store),
+    ):
+        status.set("preparing")
+        claim(store, text, resume=store.has(CONFIG))
         public = prepare_public(config, store)
-        status.say("running")
+        status.set("running")
         session, key = session_of(store, config)
-        parts, files = publish(config, store)
+        specs, files = publish(config, store)
         keys = node_keys(config, session)
         federation = Federation(config, store, public, "fpld", pool=Inline(), mac_keys=keys, run_key=key)
-        check_run(config, federation.setup.settings, parts, files, federation.state.student)
+        check_message_sizes(config, federation.setup.settings, specs, files, federation.state.student)
         roster = Roster(federation.names, keys, session, files, partial(is_revoked, config))
         wait = config.flower.wait if config.flower is not None else 60.0
-        ProbeLogitDistillation(federation, roster, session, parts, files, wait=wait).start(grid)
+        ProbeLogitDistillation(federation, roster, session, specs, files, wait=wait).start(grid)
         return finish_run(federation)
 
 
@@ -86,9 +127,9 @@ def node_keys(config: Config, session: bytes) -> dict[int, bytes]:
     """Return the secret of each node in this run; without [flower] there are none, and nobody proves who they are."""
     if config.flower is None:
         return {}
-    own = Path(config.flower.certs) / AGGREGATOR_KEY
+    key = Path(config.flower.certs) / AGGREGATOR_KEY
     return {
-        index: run_secret(own, PublicKeys.read(public_file(config, node.name)).mac, session, node.name)
+        index: run_secret(key, PublicKeys.read(public_key_file(config, node.name)).mac, session, node.name)
         for index, node in enumerate(config.nodes)
     }
 
@@ -101,11 +142,13 @@ def session_of(store: RunFolder, config: Config) -> tuple[bytes, bytes]:
     if not store.has(SESSION):
         key = derive_key(config.run.seed) if config.flower is None else secrets.token_bytes(32)
         store.write_json(SESSION, {"session": secrets.token_hex(32), "key": key.hex()})
-    found = store.read_json(SESSION)
+    secrets_ = store.read_json(SESSION)
     try:
-        session, key = bytes.fromhex(found["session"]), bytes.fromhex(found["key"])
+        session = bytes.fromhex(secrets_["session"])
+        key = bytes.fromhex(secrets_["key"])
     except (KeyError, TypeError, ValueError):
-        session, key = b"", b""
+        session = b""
+        key = b""
     if (len(session), len(key)) != (32, 32):
         raise InputError(f"{store.path / SESSION} must hold the session and the key of this run: start the run anew")
     return session, key

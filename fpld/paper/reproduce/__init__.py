@@ -1,4 +1,7 @@
-"""The paper's figures and theorems as simulations, with our numbers next to the paper's."""
+"""Reproductions of the paper: simulations of its figures and theorems, with the measured numbers beside the paper's.
+
+Each module defines one `Reproduction`; `fpld reproduce NAME` runs it.
+"""
 
 from fpld.paper.reproduce.adaptive import ADAPTIVE
 from fpld.paper.reproduce.base import Claim, Reproduction, Row

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from fpld.types import Floats
 
 SAMPLES = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
-SEEDS, VOCAB, WARMUP_BITS, DELTA = 20, 16, 2.0, 0.05
+SEEDS = 20
+VOCAB = 16
+WARMUP_BITS = 2.0
+DELTA = 0.05
 CLIPS = np.array([1.0, 1.0, 4.0, 4.0])
-MOST_TRIALS = 50  # independent warm-ups taken from one seed's contexts
+MAX_TRIALS = 50  # independent warm-ups taken from one seed's contexts
 
 
 def second_moments() -> Floats:
@@ -41,14 +44,14 @@ def ratio(weights: Floats, estimate: Floats) -> float:
     return objective(bits, weights, VOCAB).total / allocation_optimum(weights, total, VOCAB)
 
 
-def simulate(seed: int, tick: Tick) -> list[Row]:
+def _simulate(seed: int, tick: Tick) -> list[Row]:
     """Estimate the weights from warm-ups of every size, and compare the plug-in allocation to the best one."""
     scale: dict[int, list[float]] = {samples: [] for samples in SAMPLES}
     same: dict[int, list[float]] = {samples: [] for samples in SAMPLES}
     for index in range(SEEDS):
         filled, equal = _block_averages(seed * 1000 + index)
         for samples in SAMPLES:
-            for trial in range(min(SAMPLES[-1] // samples, MOST_TRIALS)):
+            for trial in range(min(SAMPLES[-1] // samples, MAX_TRIALS)):
                 part = slice(trial * samples, (trial + 1) * samples)
                 scale[samples].append(ratio(second_moments(), filled[:, part].mean(axis=1)))
                 same[samples].append(ratio(CLIPS**2, equal[:, part].mean(axis=1)))
@@ -84,14 +87,14 @@ def _row(samples: int, ratios: list[float], misled: list[float], uniform: float)
     }
 
 
-def claims(rows: list[Row]) -> list[Claim]:
+def _claims(rows: list[Row]) -> list[Claim]:
     """Check the cost of adaptivity: below the bound, and falling with m T_0."""
     below = all(row["ratio"] <= row["bound"] for row in rows)
     samples = [row["samples"] for row in rows]
     rate = slope(samples, [row["excess_mean"] for row in rows])
     promised = slope(samples, [row["bound"] - 1 for row in rows])
     last = rows[-1]
-    known = ratio(CLIPS**2, CLIPS**2)
+    by_variance = ratio(CLIPS**2, CLIPS**2)
     return [
         Claim("F(B-hat)/F(B*), 95 % quantile, below the bound", "every m T0", "every m T0" if below else "no", below),
         Claim("slope of log(ratio - 1) in log(m T0)", f"{promised:.2f} or less", f"{rate:.2f}", rate <= promised),
@@ -104,13 +107,13 @@ def claims(rows: list[Row]) -> list[Claim]:
         Claim(
             "second moments where clips decide: F/F(B*)",
             "(assumed 1)",
-            f"{last['ratio_clip']:.2f} (uniform {last['ratio_uniform']:.2f}, codec's variance {known:.2f})",
+            f"{last['ratio_clip']:.2f} (uniform {last['ratio_uniform']:.2f}, codec's variance {by_variance:.2f})",
             last["ratio_clip"] > 1.05,
         ),
     ]
 
 
-def draw(rows: list[Row], figure: FigureBase) -> None:
+def _draw(rows: list[Row], figure: FigureBase) -> None:
     """Draw the excess over the sample size, and its bounds."""
     axes = figure.subplots()
     xs = [row["samples"] for row in rows]
@@ -128,5 +131,5 @@ def draw(rows: list[Row], figure: FigureBase) -> None:
 
 
 ADAPTIVE = Reproduction(
-    "adaptive", "Corollary 6: the cost of estimating weights", SEEDS, simulate, claims, draw, (5.6, 4.0)
+    "adaptive", "Corollary 6: the cost of estimating weights", SEEDS, _simulate, _claims, _draw, (5.6, 4.0)
 )

@@ -1,4 +1,4 @@
-"""A reproduction: rows from a simulation, claims of the paper checked on them, and a figure."""
+"""The record of a reproduction: a simulation that yields rows, claims of the paper checked on them, and a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tick = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement of the paper, its number, the measured one, and whether they agree."""
+    """A statement of the paper, its number, the measured number, and whether they agree."""
 
     statement: str
     paper: str
@@ -27,7 +27,11 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A simulation, the claims checked on it, and its figure; `steps` is how often `simulate` calls its tick."""
+    """A simulation, the claims checked on it, and its figure.
+
+    `simulate(seed, tick)` returns rows and calls `tick` after each of `steps` steps. `claims(rows)` checks them.
+    `draw(rows, figure)` draws them on a figure of `size` inches.
+    """
 
     name: str
     title: str

@@ -16,21 +16,23 @@ SEEDS = 30
 CONTEXTS = 128  # enough that the sampling error is well below the 0.5 % between KL and the upper bound
 NODES = (1, 2, 4, 8, 16, 32, 64)
 BITS = tuple(float(b) for b in range(1, 11))
-SWEEP_BITS, SWEEP_NODES, CLIP = 4.0, 4, 1.0
+SWEEP_BITS = 4.0
+SWEEP_NODES = 4
+CLIP = 1.0
 DOMINATES = 10.0  # a bit divides KL by four while the bandwidth term is at least this many times the data term
 
 
-def simulate(seed: int, tick: Tick) -> list[Row]:
+def _simulate(seed: int, tick: Tick) -> list[Row]:
     """Simulate both sweeps: the K-sweep at 4 bits, the B-sweep at K = 4."""
     target = Truth.draw(contexts=CONTEXTS, seed=seed)
     points = [("K", nodes, SWEEP_BITS) for nodes in NODES] + [("B", SWEEP_NODES, bits) for bits in BITS]
-    found: dict[tuple[str, int, float], list[float]] = {point: [] for point in points}
+    samples: dict[tuple[str, int, float], list[float]] = {point: [] for point in points}
     for index in range(SEEDS):
         draw = Draw.make(target, nodes=max(NODES), seed=seed * 1000 + index)
         for sweep, nodes, bits in points:
-            found[sweep, nodes, bits].append(draw.kl(bits, CLIP, nodes=nodes))
+            samples[sweep, nodes, bits].append(draw.kl(bits, CLIP, nodes=nodes))
         tick()
-    return [_row(target, *point, samples) for point, samples in found.items()]
+    return [_row(target, *point, values) for point, values in samples.items()]
 
 
 def _row(target: Truth, sweep: str, nodes: int, bits: float, samples: list[float]) -> Row:
@@ -50,7 +52,7 @@ def _row(target: Truth, sweep: str, nodes: int, bits: float, samples: list[float
     }
 
 
-def claims(rows: list[Row]) -> list[Claim]:
+def _claims(rows: list[Row]) -> list[Claim]:
     """Check the figure: bracketed everywhere, slope -1 in K, a quarter for each bit."""
     by_nodes = [row for row in rows if row["sweep"] == "K"]
     by_bits = [row for row in rows if row["sweep"] == "B"]
@@ -77,7 +79,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     ]
 
 
-def draw(rows: list[Row], figure: FigureBase) -> None:
+def _draw(rows: list[Row], figure: FigureBase) -> None:
     """Draw both sweeps side by side."""
     for axes, sweep, x, label in zip(
         figure.subplots(1, 2), ("K", "B"), ("K", "bits"), ("nodes K", "bits per coordinate B/V"), strict=True
@@ -112,4 +114,4 @@ def draw(rows: list[Row], figure: FigureBase) -> None:
             axes.legend(fontsize=8)
 
 
-FIG1 = Reproduction("fig1", "Figure 1: KL between its bounds", SEEDS, simulate, claims, draw, (9, 3.8))
+FIG1 = Reproduction("fig1", "Figure 1: KL between its bounds", SEEDS, _simulate, _claims, _draw, (9, 3.8))

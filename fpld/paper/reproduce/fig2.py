@@ -20,10 +20,12 @@ CONTEXTS = 16
 CLIPS = np.array([1.0, 1.0, 4.0, 4.0])
 WEIGHTS = CLIPS**2
 TOTALS = tuple(float(total) for total in range(4, 25))
-PAPER_OPTIMAL, PAPER_UNIFORM, PAPER_INVERSE = 1.1e-2, 2.3e-2, 8e-2
+PAPER_OPTIMAL = 1.1e-2
+PAPER_UNIFORM = 2.3e-2
+PAPER_INVERSE = 8e-2
 
 
-def policies(total: float) -> dict[str, Floats]:
+def _policies(total: float) -> dict[str, Floats]:
     """Return the bits per coordinate of each node under each policy, for a total in bits per coordinate."""
     floors = np.full(CLIPS.size, float(VOCAB))
     budget = total * VOCAB
@@ -35,26 +37,27 @@ def policies(total: float) -> dict[str, Floats]:
     }
 
 
-def simulate(seed: int, tick: Tick) -> list[Row]:
+def _simulate(seed: int, tick: Tick) -> list[Row]:
     """Simulate every policy at every total on the same draws."""
     target = Truth.draw(contexts=CONTEXTS, seed=seed)
-    found: dict[tuple[float, str], list[float]] = {}
+    samples: dict[tuple[float, str], list[float]] = {}
     for index in range(SEEDS):
         draw = Draw.make(target, nodes=CLIPS.size, seed=seed * 1000 + index)
         for total in TOTALS:
-            for policy, bits in policies(total).items():
-                found.setdefault((total, policy), []).append(draw.kl(bits, CLIPS))
+            for policy, bits in _policies(total).items():
+                samples.setdefault((total, policy), []).append(draw.kl(bits, CLIPS))
         tick()
     return [
-        dict(zip(("total", "policy", "kl", "kl_se"), (*point, *mean_and_error(samples)), strict=True))
-        for point, samples in found.items()
+        dict(zip(("total", "policy", "kl", "kl_se"), (*point, *mean_and_error(values)), strict=True))
+        for point, values in samples.items()
     ]
 
 
-def claims(rows: list[Row]) -> list[Claim]:
+def _claims(rows: list[Row]) -> list[Claim]:
     """Check the figure: optimal and uniform at a total of 8, dominance, and the flat inverse line."""
     kl = {(row["total"], row["policy"]): row["kl"] for row in rows}
-    best, even = kl[8.0, "optimal"], kl[8.0, "uniform"]
+    best = kl[8.0, "optimal"]
+    even = kl[8.0, "uniform"]
     better = all(kl[total, "optimal"] < kl[total, "uniform"] for total in TOTALS)
     floor = [kl[total, "inverse-floor"] for total in TOTALS]
     bare = [kl[total, "inverse"] for total in TOTALS]
@@ -80,7 +83,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     ]
 
 
-def draw(rows: list[Row], figure: FigureBase) -> None:
+def _draw(rows: list[Row], figure: FigureBase) -> None:
     """Draw KL over the total for each policy."""
     axes = figure.subplots()
     styles = {
@@ -100,4 +103,4 @@ def draw(rows: list[Row], figure: FigureBase) -> None:
     axes.legend(fontsize=8)
 
 
-FIG2 = Reproduction("fig2", "Figure 2: allocation under unequal clips", SEEDS, simulate, claims, draw, (5.6, 4.0))
+FIG2 = Reproduction("fig2", "Figure 2: allocation under unequal clips", SEEDS, _simulate, _claims, _draw, (5.6, 4.0))

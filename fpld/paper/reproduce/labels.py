@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.budget import allocators, labels
+from fpld.budget import allocators
 from fpld.numerics import softmax
 from fpld.paper.reproduce.base import Claim, Reproduction, Row, Tick, mean_and_error, slope
 from fpld.paper.theory import label_gain, label_objective, label_optimum
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
     from fpld.types import Floats
 
-SEEDS, CONTEXTS, VOCAB = 100, 64, 64
+SEEDS = 100
+CONTEXTS = 64
+VOCAB = 64
 SPREADS = np.array([0.1, 0.2, 0.8, 2.0])  # of the nodes' logits around the prior's
 POLICIES = ("square-root", "uniform", "proportional")
 TOTALS = (128.0, 256.0, 512.0, 1024.0, 2048.0)  # bits per context, all nodes
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Scene:
-    """A prior [m, V], the nodes' predictions [K, m, V], and what follows: variance and bits of one draw [K]."""
+class _Scene:
+    """A prior [m, V], the nodes' predictions [K, m, V], and the variance and the bits of one draw [K]."""
 
     prior: Floats
     nodes: Floats
@@ -44,12 +46,13 @@ class Scene:
         return self.variance * self.cost
 
     @classmethod
-    def draw(cls, seed: int) -> Scene:
+    def draw(cls, seed: int) -> _Scene:
         """Draw logits of the prior, and of each node around it."""
         rng = np.random.default_rng([seed, 1])
         logits = rng.normal(0, 2, (CONTEXTS, VOCAB))
         apart = SPREADS[:, None, None] * rng.normal(0, 1, (SPREADS.size, CONTEXTS, VOCAB))
-        prior, nodes = softmax(logits), softmax(logits + apart)
+        prior = softmax(logits)
+        nodes = softmax(logits + apart)
         change = nodes - prior
         distance = np.maximum(change, 0).sum(axis=2)  # total variation [K, m]
         variance = 2 * distance - np.square(change).sum(axis=2)
@@ -71,26 +74,27 @@ class Scene:
         return float(np.square(error / len(bits)).sum(axis=1).mean())
 
 
-def policies(weights: Floats, total: float) -> dict[str, Floats]:
+def _policies(weights: Floats, total: float) -> dict[str, Floats]:
     """Return the bits of each node under each policy."""
-    best, even = labels.square_root(weights, total, VOCAB), allocators.uniform(weights, total, VOCAB)
+    best = allocators.square_root(weights, total, VOCAB)
+    even = allocators.uniform(weights, total, VOCAB)
     return dict(zip(POLICIES, (best, even, total * weights / weights.sum()), strict=True))
 
 
-def simulate(seed: int, tick: Tick) -> list[Row]:
+def _simulate(seed: int, tick: Tick) -> list[Row]:
     """Send labels under every policy at every total, many times."""
-    scene = Scene.draw(seed)
-    found: dict[tuple[float, str], list[float]] = {}
+    scene = _Scene.draw(seed)
+    samples: dict[tuple[float, str], list[float]] = {}
     for index in range(SEEDS):
         rng = np.random.default_rng([seed, 2, index])
         for total in TOTALS:
-            for policy, bits in policies(scene.weights, total).items():
-                found.setdefault((total, policy), []).append(scene.noise(bits, rng))
+            for policy, bits in _policies(scene.weights, total).items():
+                samples.setdefault((total, policy), []).append(scene.noise(bits, rng))
         tick()
-    return [_row(scene, total, policy, samples) for (total, policy), samples in found.items()]
+    return [_row(scene, total, policy, values) for (total, policy), values in samples.items()]
 
 
-def _row(scene: Scene, total: float, policy: str, samples: list[float]) -> Row:
+def _row(scene: _Scene, total: float, policy: str, samples: list[float]) -> Row:
     value, error = mean_and_error(samples)
     weights = scene.weights
     return {
@@ -98,20 +102,20 @@ def _row(scene: Scene, total: float, policy: str, samples: list[float]) -> Row:
         "policy": policy,
         "noise": value,
         "noise_se": error,
-        "formula": label_objective(policies(weights, total)[policy], weights).total,
+        "formula": label_objective(_policies(weights, total)[policy], weights).total,
         "optimum": label_optimum(weights, total),
         "gain": label_gain(weights),
     }
 
 
-def claims(rows: list[Row]) -> list[Claim]:
-    """Read that noise is w/n, that it falls as 1/bits, and what square roots gain."""
+def _claims(rows: list[Row]) -> list[Claim]:
+    """Check that noise is w/n, that it falls as 1/bits, and the gain of square roots."""
     best, even, much = ([row for row in rows if row["policy"] == policy] for policy in POLICIES)
     off = max(abs(row["noise"] / row["formula"] - 1) for row in rows)
     rate = slope(TOTALS, [row["noise"] for row in best])
     optimum = max(abs(row["formula"] / row["optimum"] - 1) for row in best)
     gain = best[0]["gain"]
-    found = [
+    claims = [
         Claim("noise is sum w_i / n_i / K²: furthest off", "(4^-b there)", f"{100 * off:.1f} %", off < 0.08),
         Claim("slope of log noise in log bits", "(4^-b there)", f"{rate:.3f}", abs(rate + 1) < 0.03),
         Claim("closed form (sum √w)² / (K² total), furthest off", "(none)", f"{optimum:.1g}", optimum < 1e-9),
@@ -123,11 +127,11 @@ def claims(rows: list[Row]) -> list[Claim]:
         ratios = [a["noise"] / b["noise"] for a, b in zip(above, below, strict=True)]
         close = all(abs(ratio / expected - 1) < 0.08 for ratio in ratios)
         measured = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        found.append(Claim(f"{name}: {expected:.2f}", "(none)", measured, close))
-    return found
+        claims.append(Claim(f"{name}: {expected:.2f}", "(none)", measured, close))
+    return claims
 
 
-def draw(rows: list[Row], figure: FigureBase) -> None:
+def _draw(rows: list[Row], figure: FigureBase) -> None:
     """Draw noise over the total for each policy, measured and by the formula."""
     axes = figure.subplots()
     for policy, style, colour in zip(POLICIES, "osx", ("teal", "tab:blue", "tab:red"), strict=True):
@@ -151,5 +155,5 @@ def _entropy(p: Floats) -> Floats:
 
 
 LABELS = Reproduction(
-    "labels", "Sampled labels: noise 1/bits, split by roots", SEEDS, simulate, claims, draw, (5.6, 4.0)
+    "labels", "Sampled labels: noise 1/bits, split by roots", SEEDS, _simulate, _claims, _draw, (5.6, 4.0)
 )

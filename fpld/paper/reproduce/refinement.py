@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.paper import refine
+from fpld.paper import quantize
 from fpld.paper.reproduce.base import Claim, Reproduction, Row, Tick, mean_and_error
 from fpld.paper.simulate import VOCAB, Draw, Truth, bandwidth_kl, node_dither
 from fpld.paper.theory import refinement_upper
@@ -15,38 +15,45 @@ from fpld.paper.theory import refinement_upper
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-SEEDS, NODES, CONTEXTS, BITS, ROUNDS = 10, 4, 64, 2.0, 4
-DIFFER, CLIP, WIDE_CLIP = 1.0, 1.0, 6.5  # nodes N(0, 1) apart need a wider clip
-SCHEMES: dict[str, refine.Scheme] = {
-    "refinement": refine.refine,
-    "vanilla": refine.vanilla,
-    "fixed-step": refine.fixed_step,
-    "broadcast": refine.broadcast,
+SEEDS = 10
+NODES = 4
+CONTEXTS = 64
+BITS = 2.0
+ROUNDS = 4
+CLIP = 1.0
+# Nodes that differ by N(0, 1) need a wider clip.
+DIFFER = 1.0
+WIDE_CLIP = 6.5
+SCHEMES: dict[str, quantize.Scheme] = {
+    "refinement": quantize.refine,
+    "vanilla": quantize.vanilla,
+    "fixed-step": quantize.fixed_step,
+    "broadcast": quantize.broadcast,
 }
 
 
-def simulate(seed: int, tick: Tick) -> list[Row]:
+def _simulate(seed: int, tick: Tick) -> list[Row]:
     """Run every scheme for four rounds at two bits; `kl` is the bandwidth KL, the data term left out."""
     target = Truth.draw(contexts=CONTEXTS, seed=seed)
-    found: dict[tuple[str, int, str], list[float]] = {}
+    samples: dict[tuple[str, int, str], list[float]] = {}
     for index in range(SEEDS):
         for scene, differ, clip in (("kl", 0.0, CLIP), ("kl_differing", DIFFER, WIDE_CLIP)):
             draw = Draw.make(target, nodes=NODES, seed=seed * 1000 + index, differ=differ)
             logits = np.clip(draw.logits, -clip, clip)
-            states = {name: refine.Refinement.start(logits.shape, clip) for name in SCHEMES}
+            states = {name: quantize.Refinement.start(logits.shape, clip) for name in SCHEMES}
             for t in range(1, ROUNDS + 1):
                 dither = node_dither(logits.shape, round=t, seed=seed * 1000 + index)
                 for name, scheme in SCHEMES.items():
-                    states[name] = scheme(states[name], refine.paper_channel(BITS), logits, dither)
-                    found.setdefault((name, t, scene), []).append(bandwidth_kl(logits, states[name].reconstruction))
+                    states[name] = scheme(states[name], quantize.paper_channel(BITS), logits, dither)
+                    samples.setdefault((name, t, scene), []).append(bandwidth_kl(logits, states[name].reconstruction))
         tick()
     return [
         {
             "scheme": name,
             "round": t,
-            "kl": mean_and_error(found[name, t, "kl"])[0],
-            "kl_se": mean_and_error(found[name, t, "kl"])[1],
-            "kl_differing": mean_and_error(found[name, t, "kl_differing"])[0],
+            "kl": mean_and_error(samples[name, t, "kl"])[0],
+            "kl_se": mean_and_error(samples[name, t, "kl"])[1],
+            "kl_differing": mean_and_error(samples[name, t, "kl_differing"])[0],
             "bound": refinement_upper(NODES, BITS, CLIP, t if name == "refinement" else 1, vocab=VOCAB).bandwidth,
         }
         for name in SCHEMES
@@ -54,29 +61,31 @@ def simulate(seed: int, tick: Tick) -> list[Row]:
     ]
 
 
-def claims(rows: list[Row]) -> list[Claim]:
+def _claims(rows: list[Row]) -> list[Claim]:
     """Check the rates: 16 a round for refinement, 1 for the others."""
-    found = []
+    claims = []
     for column, nodes in (("kl", "nodes agree"), ("kl_differing", "nodes differ by N(0,1)")):
         curve = {name: [row[column] for row in rows if row["scheme"] == name] for name in SCHEMES}
         ratios = [a / b for a, b in pairwise(curve["refinement"])]
         shown = ", ".join(f"{ratio:.2f}" for ratio in ratios)
         good = all(abs(ratio / 16 - 1) <= 0.1 for ratio in ratios)
-        found.append(Claim(f"refinement: KL divided each round, {nodes}", "16", shown, good))
+        claims.append(Claim(f"refinement: KL divided each round, {nodes}", "16", shown, good))
         for name in ("vanilla", "fixed-step"):
             spread = max(curve[name]) / min(curve[name])
-            found.append(Claim(f"{name}: largest over smallest KL, {nodes}", "1", f"{spread:.3f}", spread < 1.1))
+            claims.append(Claim(f"{name}: largest over smallest KL, {nodes}", "1", f"{spread:.3f}", spread < 1.1))
         gain = curve["broadcast"][0] / curve["broadcast"][-1]
         if column == "kl":
-            good, paper = abs(gain / 4096 - 1) <= 0.1, "4096"
+            good = abs(gain / 4096 - 1) <= 0.1
+            paper = "4096"
         else:
-            good, paper = gain < 41, "(nodes agree)"
+            good = gain < 41
+            paper = "(nodes agree)"
         what = "residual to the broadcast mean, as the paper has it: gain of 4 rounds"
-        found.append(Claim(f"{what}, {nodes}", paper, f"{gain:.4g}", good))
-    return found
+        claims.append(Claim(f"{what}, {nodes}", paper, f"{gain:.4g}", good))
+    return claims
 
 
-def draw(rows: list[Row], figure: FigureBase) -> None:
+def _draw(rows: list[Row], figure: FigureBase) -> None:
     """Draw KL by round, for nodes that agree and nodes that differ."""
     # Curves lie on each other: the lower one is drawn wider.
     styles = {
@@ -107,4 +116,4 @@ def draw(rows: list[Row], figure: FigureBase) -> None:
         axes.grid(alpha=0.3)
 
 
-REFINEMENT = Reproduction("refinement", "Theorem 3: sequential refinement", SEEDS, simulate, claims, draw, (9, 3.8))
+REFINEMENT = Reproduction("refinement", "Theorem 3: sequential refinement", SEEDS, _simulate, _claims, _draw, (9, 3.8))

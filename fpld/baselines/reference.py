@@ -1,0 +1,154 @@
+"""Reference points for the student: the base, each node alone, all text pooled, float32 logits, and an ensemble.
+
+`alone` and `pooled` bound what the federation can bring from below and above. `float32` shows what quantization costs,
+and `ensemble`, the mixture of the nodes' models, what distillation costs. Each row has its measured bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from fpld.baselines import Baseline
+from fpld.federation import workers
+from fpld.federation.evaluation import federation_row
+from fpld.node.spec import base_file
+from fpld.node.training import privacy_budget
+from fpld.progress import ProgressLabel, run_labelled
+from fpld.seeds import derive_seed
+from fpld.storage.run_folder import PREPARED, text_file
+from fpld.students.heldout import mixture_nats
+
+if TYPE_CHECKING:
+    from fpld.baselines.context import BaselineContext
+    from fpld.config import Config
+    from fpld.federation.evaluation import Row
+
+log = logging.getLogger(__name__)
+
+
+def base_row(context: BaselineContext) -> list[Row]:
+    """Evaluate the student before the first round."""
+    return [context.row("base", context.evaluate(None).result())]
+
+
+def alone(context: BaselineContext) -> list[Row]:
+    """Train each node on its text for as many steps as it makes in the federation, from the same base.
+
+    After a federation of one round the nodes have done just that, and their models are evaluated.
+    """
+    config = context.config
+    nodes = range(len(config.nodes))
+    if config.run.rounds == 1:
+        evaluated = context.evaluate_nodes()
+    else:
+        log.info("baseline: each node alone")
+        seeds = [derive_seed(config.run.seed, "alone", node) for node in nodes]
+        trained = [context.train(node, None, node_steps(config, node), seeds[node], _rate(config)) for node in nodes]
+        states = [future.result() for future in trained]
+        futures = [context.evaluate(state, node) for node, state in enumerate(states)]
+        evaluated = [future.result() for future in futures]
+    rows = [context.row(f"alone: {node.name}", nats) for node, nats in zip(config.nodes, evaluated, strict=True)]
+    return rows + _alone_longer(context)
+
+
+def _alone_longer(context: BaselineContext) -> list[Row]:
+    """Train nodes with students of their own for as many steps as they make until they have adopted the student."""
+    config = context.config
+    nodes = adopting_nodes(config)
+    steps = {node: node_steps(config, node) + config.distill.steps for node in nodes}
+    seeds = {node: derive_seed(config.run.seed, "alone longer", node) for node in nodes}
+    trained = {node: context.train(node, None, steps[node], seeds[node], _rate(config)) for node in nodes}
+    evaluated = {node: context.evaluate(future.result(), node) for node, future in trained.items()}
+    return [context.row(f"alone longer: {config.nodes[node].name}", nats.result()) for node, nats in evaluated.items()]
+
+
+def node_steps(config: Config, node: int) -> int:
+    """Return the local steps that a node makes in all rounds."""
+    return config.local.scaled(config.nodes[node].effort).steps * config.run.rounds
+
+
+def adopting_nodes(config: Config) -> list[int]:
+    """Return the nodes with a kind of student of their own, which adopt the federation's at the end."""
+    return [index for index, node in enumerate(config.nodes) if node.student is not None]
+
+
+def _rate(config: Config) -> float | None:
+    return config.baselines.rate or config.local.rate
+
+
+def _alone_jobs(config: Config) -> int:
+    nodes = len(config.nodes)
+    longer = 2 * len(adopting_nodes(config))
+    if config.run.rounds > 1:
+        return 2 * nodes + longer
+    # The ensemble needs the same evaluations, and counts them.
+    return longer if "ensemble" in config.baselines.methods else nodes + longer
+
+
+def _alone_steps(config: Config) -> int:
+    nodes = range(len(config.nodes)) if config.run.rounds > 1 else range(0)
+    alone = sum(node_steps(config, node) for node in nodes)
+    longer = sum(node_steps(config, node) + config.distill.steps for node in adopting_nodes(config))
+    return (alone + longer) * config.step_cost
+
+
+def pooled(context: BaselineContext) -> list[Row]:
+    """Train on the text of all nodes for as many steps as one node makes: the bound if text could be shared."""
+    log.info("baseline: all text pooled")
+    config = context.config
+    run = context.run
+    state = context.pool.submit(
+        run_labelled,
+        ProgressLabel("baseline", model="pooled"),
+        workers.finetune,
+        run.path / base_file(config, None),
+        None,
+        [run.path / text_file(index) for index in range(len(config.nodes))],
+        config.local_steps,
+        derive_seed(config.run.seed, "pooled"),
+        _rate(config),
+        privacy_budget(config),
+    ).result()
+    # Pooling sends the text itself.
+    text_bytes = run.read_json(PREPARED)["private_bytes"]
+    return [context.row("pooled", context.evaluate(state).result(), text_bytes)]
+
+
+def ensemble(context: BaselineContext) -> list[Row]:
+    """Average the probabilities of the nodes' models after their last training: the limit of what labels can teach.
+
+    It cannot be sent, since it takes all models at once.
+    """
+    return [context.row("ensemble", mixture_nats(context.evaluate_nodes()))]
+
+
+def float32(context: BaselineContext) -> list[Row]:
+    """Run the same federation with raw float32 logits: what FedMD and FedDF average."""
+    federation = context.federate(float32_variant(context.config), "float32")
+    return [federation_row("float32 logits", federation)]
+
+
+def float32_variant(config: Config) -> Config:
+    """Return the configuration of the same federation with raw float32 logits."""
+    limits = {"bits": 32.0, "context_bits": None, "uplink": None, "clip": None}
+    nodes = [node.model_copy(update=limits) for node in config.nodes]
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"continuations": 0}),
+            "nodes": nodes,
+            "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
+            "budget": config.budget.model_copy(update={"total": None, "context_total": None}),
+        }
+    )
+
+
+def _federation_jobs(config: Config) -> int:
+    # In each round: every node, the distillation and the evaluation.
+    return config.run.rounds * (len(config.nodes) + 2)
+
+
+ALONE = Baseline(alone, jobs=_alone_jobs, steps=_alone_steps)
+POOLED = Baseline(pooled, jobs=lambda _: 2, steps=lambda config: config.local_steps * config.step_cost)
+ENSEMBLE = Baseline(ensemble, jobs=lambda config: len(config.nodes), steps=lambda _: 0)
+FLOAT32 = Baseline(float32, jobs=_federation_jobs, steps=lambda config: config.federation_steps)

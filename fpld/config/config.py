@@ -1,0 +1,337 @@
+"""A whole configuration: the checks between its tables, and its reading from a TOML file or a preset.
+
+Every error names the key to change.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+from pydantic import Field, ValidationError, model_validator
+
+from fpld import registry
+from fpld.config.sections import (
+    BaselinesSection,
+    BudgetSection,
+    CodecSection,
+    CombineSection,
+    DataSection,
+    EngineSection,
+    FlowerSection,
+    NodeSection,
+    PrivacySection,
+    ProbeSection,
+    RunSection,
+    Section,
+    Student,
+    TokenizerSection,
+    TrainSection,
+)
+from fpld.errors import InputError
+from fpld.registry import codecs
+from fpld.storage.files import read_utf8
+from fpld.students.configs import HuggingFaceConfig
+from fpld.validation import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+AVERAGING = ("fedavg", "fedavg-1bit", "flora")  # baselines that average weights
+_SEED_LINE = re.compile(r"# --seed (\d{1,19})\n")
+
+S = TypeVar("S", bound=Section)
+
+
+class Config(Section):
+    """A whole configuration."""
+
+    run: RunSection = RunSection()
+    data: DataSection = DataSection()
+    probe: ProbeSection
+    tokenizer: TokenizerSection = TokenizerSection()
+    nodes: Annotated[list[NodeSection], Field(min_length=1)]
+    budget: BudgetSection = BudgetSection()
+    codec: CodecSection = CodecSection()
+    combine: CombineSection = CombineSection()
+    student: Student
+    base: TrainSection | None = None
+    local: TrainSection
+    distill: TrainSection
+    privacy: PrivacySection | None = None
+    baselines: BaselinesSection = BaselinesSection()
+    engine: EngineSection = EngineSection()
+    flower: FlowerSection | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = list(self._contradictions())
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Yield every way in which sections do not fit each other, each naming the key to change."""
+        names = [node.name for node in self.nodes]
+        if len(set(names)) != len(names):
+            yield "nodes: names must differ"
+        if self.run.quorum is not None and self.run.quorum > len(names):
+            yield f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}"
+        if self.probe.fresh and self.codec.against == "own":
+            yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
+        if self.combine.trim is not None and not registry.rules.get(self.combine.rule).traits.trims:
+            yield f"combine.trim must be left out with the rule {self.combine.rule!r}: it is for 'trimmed'"
+        averaging = [name for name in self.baselines.methods if name in AVERAGING]
+        if self.combine.broadcast == "logits" and averaging:
+            yield f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
+        if any(node.student for node in self.nodes) and averaging:
+            yield f"baselines.methods: {averaging[0]!r} averages weights, and nodes have students of their own"
+        if any(node.taught for node in self.nodes) and self.base is None:
+            yield "base.steps must be given: a node's model is taught before the first round"
+        if any(node.effort != 1 for node in self.nodes) and self.privacy is not None:
+            yield "nodes.effort must be left out with [privacy]: a promise counts the steps of [local]"
+        if "flora" in self.baselines.methods and not getattr(self.student.settings, "lora", 0):
+            yield "baselines.methods: 'flora' stacks adapters, and student.lora has none"
+        counts = self.baselines.rounds or []
+        if any(self.local_steps % rounds for rounds in counts):
+            yield f"baselines.rounds must divide the nodes' {self.local_steps} local steps, got {counts}"
+        if self.codec.against == "own" and not codecs.get(self.codec.name).traits.refines:
+            yield (
+                f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
+                "reconstruction: set codec.name to 'uniform' for refinement"
+            )
+        if self.tokenizer.kind == "huggingface" and not self.model_path:
+            yield "tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'"
+
+    @property
+    def model_path(self) -> str:
+        """Return the path or name of the pretrained model whose tokenizer is used, or nothing."""
+        settings = self.student.settings
+        return self.tokenizer.path or (settings.path if isinstance(settings, HuggingFaceConfig) else "")
+
+    @property
+    def local_steps(self) -> int:
+        """Return the training steps of a node in all rounds."""
+        return self.local.steps * self.run.rounds
+
+    @property
+    def step_cost(self) -> int:
+        """Return how many ordinary steps a local step takes: private ones go through more windows, one by one."""
+        if self.privacy is None:
+            return 1
+        batch = int(getattr(self.student.settings, "batch", 1))
+        windows = (self.privacy.batch or batch) * (1 if self.privacy.unit == "window" else self.privacy.windows)
+        return max(-(-2 * windows // batch), 1)
+
+    @property
+    def federation_steps(self) -> int:
+        """Return the training steps of all nodes and of the student in all rounds, counted in ordinary steps."""
+        return len(self.nodes) * self.local_steps * self.step_cost + self.run.rounds * self.distill.steps
+
+    def to_toml(self) -> str:
+        """Return the configuration as TOML, every key with its value; `parse_config` reads it back to an equal one.
+
+        >>> demo, _ = read_config("demo")
+        >>> parse_config(demo.to_toml(), "a copy") == demo
+        True
+        """
+        return _dump_toml(self.model_dump())
+
+
+def parse_config(text: str, source: str) -> Config:
+    """Check the text of a configuration; `source` names it in errors."""
+    return parse_toml(Config, text, source)
+
+
+def parse_toml(cls: type[S], text: str, source: str) -> S:
+    """Check the text of a TOML file against a section; `source` names it in errors."""
+    try:
+        return cls.model_validate(_tables(text, source))
+    except ValidationError as error:
+        raise InputError("; ".join(f"{source}: {line}" for line in _problems(error))) from None
+
+
+def _tables(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{source}: must be TOML of tables that are not nested so deep") from None
+    except ValueError as error:  # of TOML, or of a number with thousands of digits
+        raise InputError(f"{source}: must be TOML: {printable(error)}") from None
+
+
+def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
+    """Return every problem of a configuration, and the configuration without the wrong keys, if that is one."""
+    try:
+        tables = _tables(text, source)
+    except InputError as error:
+        return None, [str(error)]
+    problems: list[str] = []
+    removed: list[tuple[int | str, ...]] = []
+    while True:
+        try:
+            return Config.model_validate(tables), problems
+        except ValidationError as error:
+            # Problems of a table from which a wrong key was removed may be caused by that: they are not reported.
+            new = [item for item in error.errors() if not any(_above(item["loc"], place) for place in removed)]
+            problems += [_key(item["loc"]) + part for item in new for part in _message(item).split("; ")]
+            places = [item["loc"] for item in new if _remove(tables, item["loc"])]
+            if not places:
+                return None, problems
+            removed += places
+
+
+def _above(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+    return place == other[: len(place)]
+
+
+def _remove(tables: Any, place: tuple[int | str, ...]) -> bool:
+    """Take a key out of nested tables; return whether it was there."""
+    for part in place[:-1]:
+        try:
+            tables = tables[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return bool(place) and isinstance(tables, dict) and tables.pop(place[-1], None) is not None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    return [f"{_key(item['loc'])}{_message(item)}" for item in error.errors()]
+
+
+def read_config(
+    source: str | Path | Config, *, seed: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> tuple[Config, str]:
+    """Read a configuration file, a preset by its name, or a configuration itself; return it and its text.
+
+    `overrides` are as in `override_keys`. `seed` replaces run.seed. The first line of the text then says so, and counts
+    when a run's config.toml is read.
+    """
+    if isinstance(source, Config):
+        text = source.to_toml()
+        name = "the configuration"
+    else:
+        text, name = read_config_text(source)
+    recorded = _SEED_LINE.match(text)
+    if recorded is not None:
+        text = text[recorded.end() :]
+        if seed is None and "run.seed" not in (overrides or {}):
+            seed = int(recorded[1])
+    if overrides:
+        text = override_keys(text, overrides, name)
+    config = parse_config(text, name)
+    if seed is None:
+        return config, text
+    changed = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    return changed, f"# --seed {seed}\n{text}"
+
+
+def override_keys(text: str, overrides: Mapping[str, Any], source: str) -> str:
+    r"""Return the text of a configuration with other values of some keys; `parse_config` checks the values.
+
+    Parameters
+    ----------
+    text, source
+        The configuration, and its name in errors.
+    overrides
+        Values by dotted key, such as `local.steps` or `nodes[0].bits`. A value may be a table; None removes the key.
+
+    Raises
+    ------
+    InputError
+        Naming the key, if it leads through something that is no table, or beyond the end of a list, or if its value is
+        none of TOML's.
+
+    >>> override_keys("[local]\nsteps = 9\n", {"local.steps": 300}, "mine.toml")
+    '[local]\nsteps = 300\n'
+    """
+    tables = _tables(text, source)
+    for key, value in overrides.items():
+        parts = [int(part) if part.isdigit() else part for part in re.split(r"\]?\.|\[|\]$", key) if part]
+        table: Any = tables
+        try:
+            for part, following in pairwise(parts):
+                if isinstance(part, str) and isinstance(following, str):
+                    table = table.setdefault(part, {})
+                else:
+                    table = table[part]
+            if value is not None:
+                table[parts[-1]] = _plain(value)
+            elif isinstance(parts[-1], int) or parts[-1] in table:
+                del table[parts[-1]]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise InputError(f"{source}: overrides: there is no key {key}") from None
+        try:
+            text = _dump_toml(tables)
+        except (TypeError, ValueError):
+            raise InputError(f"{source}: overrides: {key} must be a value of TOML, got {printable(value)}") from None
+    return text
+
+
+def _plain(value: Any) -> Any:
+    """Return a path as text and a number of NumPy as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _dump_toml(tables: dict[str, Any]) -> str:
+    """Return tables as TOML, without the keys that are None: TOML has no word for it."""
+    import tomlkit
+
+    def without_none(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: without_none(item) for key, item in value.items() if item is not None}
+        return [without_none(item) for item in value] if isinstance(value, list | tuple) else value
+
+    return tomlkit.dumps(without_none(tables))
+
+
+def read_config_text(path: str | Path) -> tuple[str, str]:
+    """Return the text of a configuration file or a preset, and its name for errors."""
+    name = str(path)
+    if name in presets():
+        return read_utf8(_preset_folder() / f"{name}.toml"), f"preset {name}"
+    if not Path(path).exists():
+        raise InputError(f"{path} does not exist: give a TOML file, or one of the presets {', '.join(presets())}")
+    return read_utf8(Path(path)), name
+
+
+def presets() -> list[str]:
+    """List the presets that come with the package."""
+    return sorted(file.stem for file in _preset_folder().glob("*.toml"))
+
+
+def _preset_folder() -> Path:
+    """Find the presets: inside an installed package, or in `experiments/` of a checkout."""
+    package = Path(__file__).parent.parent
+    installed = package / "presets"
+    return installed if installed.is_dir() else package.parent / "experiments"
+
+
+def _key(place: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    return f"{text}: " if text else ""
+
+
+def _message(item: Any) -> str:
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        return "unknown key"
+    if item["type"] == "missing":
+        return "is missing"
+    value = item.get("input")
+    return message if isinstance(value, dict | list) or "got" in message else f"{message}, got {value!r}"
+
+
+class Finding(NamedTuple):
+    """The result of a check of a key: a problem, or (`wrong` false) something to know."""
+
+    key: str
+    says: str
+    wrong: bool = True

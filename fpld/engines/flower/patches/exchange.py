@@ -1,0 +1,224 @@
+"""Send messages over a Grid, and take the replies as they come.
+
+One thread asks the SuperLink for many replies at once. A few others fetch the pieces of those that are announced, each
+reply in turns: a slow one holds up no other. Messages are made as they are sent, and replies are handed over one by
+one, so the number of nodes costs no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import logging
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from itertools import islice
+from queue import Empty, Full, Queue
+from typing import TYPE_CHECKING
+
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+from fpld.engines.flower.patches.receive import ReplyPull, SentMessage, poll_replies
+from fpld.federation.record import Incident
+from fpld.validation import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from flwr.app import Error, Message, Metadata
+    from flwr.serverapp import Grid
+
+
+log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.5  # between two polls for replies; Flower's own loop takes three
+_PAUSE_SECONDS_PER_POLL = 0.25  # a poll for a batch of replies takes a SuperLink 12 ms and more
+_FETCH_THREADS = 8
+_MAX_PUSHES = 5  # of the same messages
+_BATCH = 50  # messages that are made and sent, or replies that are polled for, at a time
+_REASONS: dict[int, tuple[str, str]] = {
+    3: ("lost", "its reply got lost"),
+    4: ("lost", "its reply got lost"),
+    5: ("lost", "its SuperNode stopped or died"),
+    8: ("failed", "its process crashed"),
+}
+
+
+@dataclass(order=True)
+class _Turn:
+    """When to fetch the next pieces of a reply."""
+
+    due: float
+    number: int
+    pull: ReplyPull = field(compare=False)
+
+
+class Exchange:
+    """Messages that are sent, and their replies as they come.
+
+    Parameters
+    ----------
+    grid
+        Flower's connection to the nodes.
+    alone
+        Poll for each reply by itself, so that no malformed reply of another node can take it along.
+    """
+
+    def __init__(self, grid: Grid, *, alone: bool = False) -> None:
+        self.grid = grid
+        self._batch = 1 if alone else _BATCH
+        self._replies: Queue[Message | Exception] = Queue(_FETCH_THREADS)  # more wait at the SuperLink
+        self._over = threading.Event()
+        self._changed = threading.Condition()
+        self._waiting: dict[str, ReplyPull] = {}
+        self._turns: list[_Turn] = []
+        self._threads = self.left = 0
+
+    def send(self, messages: Iterable[Message], max_bytes: Iterable[int]) -> Iterator[None]:
+        """Send messages, a batch at each step, and keep none.
+
+        `max_bytes` has the largest size of each reply: `patches.receive` refuses longer ones.
+        """
+        pairs = zip(messages, max_bytes, strict=True)
+        while batch := list(islice(pairs, _BATCH)):
+            pushed = set(_push(self.grid, [message for message, _ in batch]))
+            self._await([(message.metadata, size) for message, size in batch], pushed)
+            yield
+
+    def wait(self, seconds: float | None) -> Message | None:
+        """Return the next reply; None if there is none within so many seconds."""
+        try:
+            reply = self._replies.get(timeout=None if seconds is None else max(seconds, 0.001))
+        except Empty:
+            return None
+        if isinstance(reply, Exception):
+            raise reply
+        self.left -= 1
+        return reply
+
+    def close(self) -> None:
+        """Stop waiting for replies."""
+        self._over.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _await(self, sent: Sequence[tuple[Metadata, int]], pushed: Collection[str]) -> None:
+        """Poll for the replies to messages that were sent; start the threads that are still missing."""
+        for head, size in sent:
+            if head.message_id in pushed:
+                with self._changed:
+                    self._waiting[head.message_id] = ReplyPull(
+                        self.grid, SentMessage(head.message_id, head.dst_node_id, size)
+                    )
+                    self._changed.notify_all()
+                self.left += 1
+        while self._threads < min(1 + self.left, 1 + _FETCH_THREADS) and self.left:
+            work = self._fetch if self._threads else self._poll
+            threading.Thread(target=self._do, args=(work,), daemon=True, name=f"reply {self._threads}").start()
+            self._threads += 1
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # raised where the replies are taken
+            self._give(error)
+
+    def _give(self, reply: Message | Exception) -> None:
+        """Hand a reply over as soon as the queue has room, unless the exchange was closed."""
+        while not self._over.is_set():
+            with contextlib.suppress(Full):
+                self._replies.put(reply, timeout=_PAUSE_SECONDS)
+                return
+
+    def _poll(self) -> None:
+        """Poll for replies, a batch at a time, until the exchange is closed."""
+        while not self._over.is_set():
+            with self._changed:
+                waiting = list(self._waiting.items())
+                if not waiting:
+                    self._changed.wait(_PAUSE_SECONDS)
+            for start in range(0, len(waiting), self._batch):
+                if not self._over.is_set():
+                    self._poll_batch(dict(waiting[start : start + self._batch]))
+            polls = -(-len(self._waiting) // self._batch)
+            self._over.wait(max(_PAUSE_SECONDS, _PAUSE_SECONDS_PER_POLL * polls) if self._waiting else 0)
+
+    def _poll_batch(self, pulls: dict[str, ReplyPull]) -> None:
+        """Poll for some replies; hand over those that are complete, and have the pieces of others fetched."""
+        for reply in poll_replies(self.grid, pulls):
+            if self._waiting.pop(reply.metadata.reply_to_message_id, None) is not None:
+                self._give(reply)
+        with self._changed:
+            for identity, pull in pulls.items():
+                if pull.announced and self._waiting.pop(identity, None) is not None:
+                    heapq.heappush(self._turns, _Turn(time.monotonic(), len(self._turns), pull))
+            self._changed.notify_all()
+
+    def _fetch(self) -> None:
+        """Fetch pieces of the reply that is due first, until the exchange is closed; then drop the rest."""
+        while (turn := self._next()) is not None:
+            reply = turn.pull.step()
+            if reply is not None:
+                self._give(reply)
+                continue
+            turn.due = time.monotonic() + turn.pull.pause
+            with self._changed:
+                heapq.heappush(self._turns, turn)
+        while (turn := self._remaining()) is not None:
+            turn.pull.drop()
+
+    def _next(self) -> _Turn | None:
+        """Wait for the turn that is due first; None if the exchange was closed."""
+        with self._changed:
+            while not self._over.is_set():
+                wait = self._turns[0].due - time.monotonic() if self._turns else _PAUSE_SECONDS
+                if wait <= 0:
+                    return heapq.heappop(self._turns)
+                self._changed.wait(min(wait, _PAUSE_SECONDS))
+        return None
+
+    def _remaining(self) -> _Turn | None:
+        with self._changed:
+            return self._turns.pop() if self._turns else None
+
+
+def _push(grid: Grid, messages: Sequence[Message]) -> Iterable[str]:
+    """Push messages, again if the SuperLink stopped meanwhile: it recognizes a message that comes twice."""
+    for _ in range(_MAX_PUSHES - 1):
+        try:
+            return grid.push_messages(messages)
+        except ObjectPushError as error:
+            log.warning("the SuperLink did not take a message, which is sent again: %s", printable(error))
+    return grid.push_messages(messages)
+
+
+def exchange(
+    grid: Grid, messages: Iterable[Message], timeout: float | None, max_bytes: Iterable[int], *, alone: bool = False
+) -> Iterator[Message]:
+    """Send messages; yield each reply as it comes, until all are there or the time is over (see `Exchange`)."""
+    sent = Exchange(grid, alone=alone)
+    try:
+        for _ in sent.send(messages, max_bytes):
+            # The first nodes reply while the last ones are still to be asked.
+            while (reply := sent.wait(0.0)) is not None:
+                yield reply
+        end = None if timeout is None else time.monotonic() + timeout
+        while sent.left:
+            reply = sent.wait(None if end is None else end - time.monotonic())
+            if reply is None:
+                return
+            yield reply
+    finally:
+        sent.close()
+
+
+def explain(name: str, error: Error) -> Incident:
+    """Return why a node gave no answer, from the error in its place."""
+    if error.code in _REASONS:
+        return Incident(name, *_REASONS[error.code])
+    reason = printable(error.reason or f"error {error.code}", 1000)
+    # Flower wraps the sentence of an exception at the node: <class 'Error'>:<'sentence'>.
+    wrapped = re.fullmatch(r"<class '[^']*'>:<'(.*)'>", reason, re.DOTALL)
+    return Incident(name, "failed", wrapped[1] if wrapped else reason)

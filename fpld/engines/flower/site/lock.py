@@ -1,0 +1,71 @@
+"""The lock of a site's folder: one process takes part from it, and a file says which."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from fpld.errors import InputError
+from fpld.storage.files import storage_error, write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LOCK_FILE = "node.lock"
+PRESENCE_FILE = "node.json"
+CONTACT_FILE = "contact"  # in the folder `flower`; its time is that of the last contact with the SuperLink
+
+
+@contextlib.contextmanager
+def site_lock(folder: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a site's folder; refuse a second process of this site. The lock ends with the process."""
+    lock = FileLock(folder / LOCK_FILE, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = read_presence(folder)
+        who = f" as process {holder['process']}, since {holder['since']}" if holder else ""
+        raise InputError(
+            f"{name} takes part already, from this folder{who}: a site is started once; stop the other one first"
+        ) from None
+    except OSError as error:
+        raise storage_error(folder / LOCK_FILE, error) from error
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        presence = {"process": os.getpid(), "since": since, "instance": secrets.token_hex(16)}
+        write_atomic(folder / PRESENCE_FILE, json.dumps(presence).encode())
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / PRESENCE_FILE).unlink()
+        lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a process holds the site's lock."""
+    if not (folder / LOCK_FILE).exists():
+        return False
+    lock = FileLock(folder / LOCK_FILE, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def read_presence(folder: Path) -> dict[str, Any] | None:
+    """Return process, start and instance of the process that holds a site's lock; None if that is not written down."""
+    try:
+        presence = json.loads((folder / PRESENCE_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    complete = isinstance(presence, dict) and {"process", "since", "instance"} <= set(presence)
+    return presence if complete else None

@@ -1,0 +1,199 @@
+"""Limits on memory, time and file handles: a sandbox for a site's work, and checks that a process can go on.
+
+The sandbox is a fork, so all imports are done. This process watches its memory and its time. However the fork ends, the
+aggregator gets an answer: a process that runs out of memory must not be a node that stays silent.
+
+Python waits for ever for a thread that finds no memory when it begins. So processes that start threads check first
+that there is some (`check_memory`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fpld.errors import ResourceError, exhausted_resource
+from fpld.storage.run_folder import STATUS, RunFolder
+from fpld.units import show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RESERVE_BYTES = 64 << 20  # that a process must be able to get: the C library's arena of a new thread
+_WATCH_SECONDS = 5.0
+_POLL_SECONDS = 0.5  # between two looks at the memory of a sandbox
+_SIZE = struct.Struct("<Q")  # of each part that a sandbox writes
+_DONE = b"\x00"
+_FAILED = b"\x01"
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+class SandboxError(Exception):
+    """An error of the work in a sandbox, redacted."""
+
+
+def run_sandboxed(
+    work: Callable[[], Sequence[bytes]],
+    redact: Callable[[Exception], str],
+    *,
+    memory: int | None = None,
+    seconds: float | None = None,
+) -> list[bytes]:
+    """Run some work in a fork, within limits.
+
+    Parameters
+    ----------
+    work
+        Returns the parts of the result.
+    redact
+        Returns the text of an error that may leave the fork.
+    memory, seconds
+        The most bytes that the fork may hold, and its longest time; None for no limit.
+
+    Returns
+    -------
+    list of bytes
+        The parts that `work` returned.
+
+    Raises
+    ------
+    SandboxError
+        If the work raised an error.
+    ResourceError
+        If the fork exceeded a limit, or was killed.
+    """
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process = os.fork()
+    if process == 0:
+        os.close(reader)
+        _run(writer, work, redact)
+    os.close(writer)
+    try:
+        data = _collect(reader, process, memory, seconds)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+        raise
+    finally:
+        os.close(reader)
+        _, status = os.waitpid(process, 0)
+    return _parse_result(data, status)
+
+
+def _run(writer: int, work: Callable[[], Sequence[bytes]], redact: Callable[[Exception], str]) -> None:
+    """Do the work and write its result into the pipe; never return."""
+    code = 0
+    try:
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(kind, signal.SIG_DFL)
+        try:
+            parts = [_DONE, *work()]
+        except Exception as error:  # whatever it is, it is reported
+            parts = [_FAILED, redact(error).encode()]
+        with os.fdopen(writer, "wb") as pipe:
+            for part in parts:
+                pipe.write(_SIZE.pack(len(part)) + part)
+    except BaseException:  # the pipe is broken: nothing can be reported
+        code = 1
+    finally:
+        os._exit(code)
+
+
+def _collect(reader: int, process: int, memory: int | None, seconds: float | None) -> bytes:
+    """Return all that the process writes until it ends; check its limits meanwhile."""
+    end = None if seconds is None else time.monotonic() + seconds
+    data = bytearray()
+    while True:
+        ready, _, _ = select.select([reader], [], [], _POLL_SECONDS)
+        if ready:
+            piece = os.read(reader, 1 << 20)
+            if not piece:
+                return bytes(data)
+            data += piece
+            continue
+        if end is not None and time.monotonic() > end:
+            raise ResourceError(f"the work took longer than the {seconds:g} s that its answer is waited for")
+        resident = resident_bytes(process)
+        if memory is not None and resident > memory:
+            raise ResourceError(
+                f"the work took {show_size(resident)} of memory, most_memory in node.toml allows {show_size(memory)}: "
+                "allow more, or ask for a smaller student or batch"
+            )
+
+
+def resident_bytes(process: int) -> int:
+    """Return the resident memory of a process in bytes; 0 where the system has no /proc."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _parse_result(data: bytes, status: int) -> list[bytes]:
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        more = ": most likely memory ran out; free some, or ask for a smaller student" if name == "SIGKILL" else ""
+        raise ResourceError(f"the process that did the work was ended by {name}{more}")
+    parts = []
+    offset = 0
+    while offset + _SIZE.size <= len(data):
+        (size,) = _SIZE.unpack_from(data, offset)
+        offset += _SIZE.size
+        parts.append(data[offset : offset + size])
+        offset += size
+    if not parts or offset != len(data):
+        raise ResourceError("the process that did the work ended without an answer")
+    if parts[0] == _FAILED:
+        raise SandboxError(parts[1].decode())
+    return parts[1:]
+
+
+def check_memory() -> None:
+    """Raise `MemoryError` if this process cannot get `RESERVE_BYTES`; they are given back untouched."""
+    try:
+        mmap.mmap(-1, RESERVE_BYTES).close()
+    except OSError:
+        raise MemoryError from None
+
+
+def report_shortage() -> None:
+    """Write on standard error what this process has run out of, if anything: Flower's errors do not always say it."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        check_memory()
+    except MemoryError:
+        sys.stderr.write(f"{os.strerror(errno.ENOMEM)}\n")
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+
+
+def watch_memory(out: Path) -> None:
+    """End this process, with the reason in the run's status, as soon as it has no memory left."""
+    threading.Thread(target=_watch, args=(out,), daemon=True, name="memory").start()
+
+
+def _watch(out: Path) -> None:
+    while True:
+        time.sleep(_WATCH_SECONDS)
+        try:
+            check_memory()
+        except MemoryError as error:
+            resource = exhausted_resource(error)
+            reason = "" if resource is None else f"{resource.what}: {resource.remedy}"
+            try:
+                sys.stderr.write(f"ERROR: {reason}\n")
+                RunFolder(out).write_json(STATUS, {"state": "failed", "error": reason, "time": time.time()})
+            finally:
+                os._exit(1)

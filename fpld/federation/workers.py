@@ -1,0 +1,242 @@
+"""The heavy work as functions of plain arguments, so that worker processes can do it side by side."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.codecs.prior import block_ranges
+from fpld.data import load_tokenizer
+from fpld.errors import InputError
+from fpld.federation.record import SampleText
+from fpld.node.local_models import node_model_losses
+from fpld.node.prior_cache import Predictions
+from fpld.node.round import answer_task, learn_from_student
+from fpld.node.spec import base_file
+from fpld.node.training import open_student, train_on_texts
+from fpld.numerics import log_softmax, split
+from fpld.progress import followed_by
+from fpld.protocol.messages import Task
+from fpld.protocol.shared_prior import collect_notes, round_blocks
+from fpld.protocol.weights import round_weights
+from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
+from fpld.storage.run_folder import HELDOUT, RunFolder
+from fpld.students import divergence
+from fpld.students.generate import continuation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from fpld.config import Config
+    from fpld.data import ProbeSet, Tokenizer
+    from fpld.node.round import NodePaths
+    from fpld.node.spec import NodeSpec
+    from fpld.node.training import PrivacyBudget
+    from fpld.protocol.shared_prior import PriorNotes, RoundedBlock
+    from fpld.students import Student, Target
+    from fpld.students.heldout import Nats
+    from fpld.types import Arrays
+
+log = logging.getLogger(__name__)
+
+MAX_PROMPT_WORDS = 5
+SAMPLE_TOKENS = 40
+SAMPLE_TEMPERATURE = 0.8
+_PROMPT_WINDOW = 64  # tokens of public text that a prompt is cut from
+_BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
+
+NOISE_NATS = 0.02
+"""Nats by which a student may be worse than the last one without having diverged: steps that follow noise."""
+
+
+def node_round(spec: NodeSpec, paths: NodePaths, task: bytes) -> bytes:
+    """Run a node's round on the bytes of its task, as a network would carry them."""
+    return answer_task(spec, paths, Task.from_bytes(task))
+
+
+def learn_from_last_student(spec: NodeSpec, paths: NodePaths, state: Arrays, run: str) -> None:
+    """Let a node's own model learn from the last student."""
+    learn_from_student(spec, paths, state, run)
+
+
+def learn(
+    student: Student, probe: ProbeSet, target: Target, options: dict[str, Any], public: Path | None, bits: int
+) -> None:
+    """Distil a student to a target; with `bits` = 16 its weights are rounded to what all ends will have."""
+    text = None if public is None else read_arrays(public)[0]["tokens"]
+    student.distill(probe.sequences, target, public=text, **options)
+    if bits < 32:
+        student.load_state(round_weights(student.state(), bits))
+
+
+def distill(
+    base: Path,
+    state: Arrays,
+    probe: ProbeSet,
+    target: Target,
+    options: dict[str, Any],
+    public: Path | None,
+    bits: int = 32,
+) -> tuple[Arrays, float]:
+    """Distil the student from a target; return its weights, and how far it is from the target (`divergence`).
+
+    With `bits` = 16 the weights are rounded first: what is measured and returned is what all ends will have.
+
+    Labels may have nothing to teach, after little local training or with the noise of privacy: then the weights come
+    back as they were.
+    """
+    student = open_student(base, state)
+    reference = student.copy()
+    with followed_by("measuring its distance to the target"):
+        learn(student, probe, target, options, public, bits)
+    with followed_by("evaluating the student"):
+        distance = divergence(student, probe.sequences, target, reference)
+    # A student that knows less than nothing, or less than the last one, must not be broadcast.
+    if target.relative and 0 <= distance < NOISE_NATS:
+        log.warning("the student has learnt nothing from these labels (%.2g nats worse): the last one stays", distance)
+        return state, 0.0
+    most, what = (0.0, "the last student has") if target.relative else (blank_kl(target.array), "equal chances have")
+    if not distance < most:
+        raise InputError(
+            f"distill.rate must be lower: the student diverged, with {distance:.3g} nats to its target; {what} "
+            f"{most:.3g}; the last checkpoint is intact"
+        )
+    return student.state(), distance
+
+
+def predict(base: Path, state: Arrays, probe: ProbeSet, path: Path | None, margin: float) -> PriorNotes:
+    """Predict a probe set with a student; write the integers of the prior to a file, and return the notes on it."""
+    shape = probe.contexts, probe.vocab
+    predict = Predictions(open_student(base, state), probe.sequences)
+    blocks = round_blocks((predict(rows) for rows in block_ranges(shape)), shape, margin=margin)
+    with followed_by("local training at the nodes"):
+        if path is None:
+            return collect_notes(blocks, shape)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            return collect_notes(_written(blocks, file), shape)
+
+
+def _written(blocks: Iterable[RoundedBlock], file: BinaryIO) -> Iterator[RoundedBlock]:
+    for block in blocks:
+        file.write(block.integers.tobytes())
+        yield block
+
+
+def sample_texts(base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int) -> list[SampleText]:
+    """Let a student continue a few pieces of the public text.
+
+    They are for people to read. Prompts and draws follow from the run's seed and are the same in all rounds.
+    """
+    student = open_student(base, state)
+    words = load_tokenizer(tokenizer, vocab=student.vocab)
+    texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
+    with followed_by("noting them"):
+        return write_samples(student, words, texts, seed=seed)
+
+
+def finetune(
+    base: Path,
+    state: Arrays | None,
+    texts: Sequence[Path],
+    steps: int,
+    seed: int,
+    rate: float | None,
+    promise: PrivacyBudget | None = None,
+) -> Arrays:
+    """Fine-tune a model on one text, or on several pooled."""
+    student = open_student(base, state)
+    with followed_by("evaluating it"):
+        train_on_texts(student, texts, promise, steps=steps, seed=seed, rate=rate)
+    return student.state()
+
+
+def evaluate(base: Path, state: Arrays | None, heldout: Path, length: int) -> Nats:
+    """Return a model's nats on the held-out text of each node: `fpld.federation.evaluation`."""
+    return _nats(open_student(base, state), heldout, length)
+
+
+def evaluate_stacked(base: Path, states: Sequence[Arrays], heldout: Path, length: int) -> Nats:
+    """Return the nats of a model with the adapters of several stacked, on the held-out text of each node."""
+    student: Any = open_student(base)  # only a model with adapters can
+    return _nats(student.stacked(states), heldout, length)
+
+
+def _nats(student: Student, heldout: Path, length: int) -> Nats:
+    texts, _ = read_arrays(heldout)
+    with followed_by("noting its loss"):
+        return [student.token_nats(texts[str(i)], length) for i in range(len(texts))]
+
+
+def evaluate_own(
+    folder: Path, heldout: Path, length: int, run: str, *, everywhere: bool
+) -> list[dict[str, float | None]]:
+    """Return the loss of each node's own models of a run on its held-out text, or `everywhere` on all nodes' texts too.
+
+    `folder` has a folder for each node.
+    """
+    arrays, _ = read_arrays(heldout)
+    texts = [arrays[str(i)] for i in range(len(arrays))]
+    with followed_by("noting their losses"):
+        if everywhere:
+            return [node_model_losses(folder / str(i), texts, i, length, run=run) for i in range(len(texts))]
+        return [node_model_losses(folder / str(i), [text], 0, length, run=run) for i, text in enumerate(texts)]
+
+
+def blank_kl(target: np.ndarray[Any, Any]) -> float:
+    """Return the mean over contexts of KL(softmax(target) || equal probabilities): log V less the entropy."""
+    total = 0.0
+    for rows in split(len(target), target.shape[1], _BLOCK):
+        log_p = log_softmax(target[rows.start : rows.stop])
+        total += float((np.exp(log_p) * log_p).sum(dtype=np.float64))
+    return total / len(target) + math.log(target.shape[1])
+
+
+def evaluation_arguments(
+    config: Config, run: RunFolder, state: Arrays | None, index: int | None = None
+) -> tuple[Any, ...]:
+    """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
+    return run.path / base_file(config, index), state, run.path / HELDOUT, config.probe.length
+
+
+_BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
+
+
+def prompts(public: np.ndarray[Any, Any], tokenizer: Tokenizer, *, count: int, seed: int) -> list[str]:
+    """Return the beginnings of lines, or else of words, at random places of a public text."""
+    rng = np.random.default_rng(derive_seed(seed, "continuations"))
+    starts = rng.integers(max(len(public) - _PROMPT_WINDOW, 1), size=count)
+    return [_beginning(tokenizer.decode(public[start : start + _PROMPT_WINDOW])) for start in starts]
+
+
+def _beginning(text: str) -> str:
+    r"""Return the first words of a piece of text that may begin within a word, and end within one.
+
+    >>> _beginning("itizens of the House.\nThe state of the Union is strong, my fel")
+    'The state of the Union'
+    >>> _beginning("untrymen and the Senate")
+    'and the'
+    """
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) > MAX_PROMPT_WORDS:
+            return " ".join(words[:MAX_PROMPT_WORDS])
+    return " ".join(text.split()[1:-1][:MAX_PROMPT_WORDS]) or text
+
+
+def write_samples(student: Student, tokenizer: Tokenizer, texts: list[str], *, seed: int) -> list[SampleText]:
+    """Return each prompt and how the student continues it."""
+    seeds = [derive_seed(seed, "continuations", i) for i in range(len(texts))]
+    return [
+        SampleText(
+            text,
+            continuation(student, tokenizer, text, tokens=SAMPLE_TOKENS, seed=each, temperature=SAMPLE_TEMPERATURE),
+        )
+        for text, each in zip(texts, seeds, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""What runs at a site, whatever the engine: the node's specification, its round, its models and its prior."""

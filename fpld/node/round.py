@@ -1,0 +1,175 @@
+"""A node's work on a task: fine-tune, probe, code, answer. One call does all of a round.
+
+Nothing is kept in memory between two calls, since on a real site each message may meet a new process. What must
+survive is in one file, written whole: the machine's state with its last frame, and the node's own model if it has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fpld.data.probe import round_probe
+from fpld.errors import ProtocolError
+from fpld.node.local_models import keep_node_model, read_kept_model
+from fpld.node.prior_cache import Predictions, open_prior
+from fpld.node.training import open_student, record_dp_steps, train_on_texts
+from fpld.progress import followed_by
+from fpld.protocol.messages import Task, encode_prior_request
+from fpld.protocol.node import Node
+from fpld.protocol.shared_prior import ComputedPrior
+from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
+from fpld.storage.checkpoints import load_checkpoint, previous_file, read_checkpoint, write_checkpoint
+from fpld.storage.run_folder import ADOPTED_MODEL, NODE_STATE, OWN_MODEL, PRIOR, RunFolder
+from fpld.target import Target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpld.data import ProbeSet
+    from fpld.node.spec import NodeSpec
+    from fpld.students import Student
+    from fpld.types import Arrays
+
+PRIVATE_TEXT_WEIGHT = 1.0
+"""The weight of a node's own text beside the student's predictions, when its own model learns from the last student."""
+_MODEL = "model/"
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaths:
+    """Where a node works: its folder of the run, the folder of the files that its spec names, its tokens.
+
+    `prior` is the aggregator's file of the prior, where the node can read it.
+    """
+
+    folder: Path
+    files: Path
+    text: Path
+    prior: Path | None = None
+
+
+def answer_task(spec: NodeSpec, paths: NodePaths, task: Task, *, key: bytes = b"", secret: bool = False) -> bytes:
+    """Run a task; return the frame to send, sealed with the key. A task that was answered before has the same frame.
+
+    `secret`: the draws of private training are nobody's to repeat; else they follow from the run's seed.
+
+    Where this machine cannot compute the prior as the aggregator did, a message that asks for blocks of it is returned,
+    before any training.
+    """
+    store = RunFolder(paths.folder)
+    public = None if spec.files.public is None else paths.files / spec.files.public
+    probe = round_probe(paths.files / spec.files.probe, public, spec.seed, task.plan.round)
+    run = task.plan.run_id.hex()
+    node, model = _load(store, Node(spec.index, bytes.fromhex(probe.digest)), run)
+    if task.plan.round < node.round and (sent := _sent_before(store, task, run)) is not None:
+        return sent
+    node, frame = node.receive(task)
+    if frame is not None:
+        return frame
+    student = open_student(paths.files / spec.files.base, model or None)
+    with followed_by("local training"):
+        shared = _shared(student, task, spec, paths)
+        task, missing = _with_prior(shared, task, probe, paths)
+        if missing:
+            return encode_prior_request(missing, task.plan, key=key)
+        _adopt(student, shared, task, spec, probe)
+    seed = derive_seed(spec.seed, "local", node.round, spec.index)
+    how = spec.training(spec.local, node.round)
+    with followed_by("coding the probe set's logits"):
+        spent = train_on_texts(student, [paths.text], spec.privacy_budget, seed=seed, secret=secret, **how)
+    if spent is not None:
+        record_dp_steps(paths.folder, node.round, spent)
+    keep_node_model(paths.folder, node.round, student, run=run)
+    with followed_by("sending them"):
+        node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
+    _save(store, node, {} if task.broadcast == "weights" and not spec.differs else student.state(), run)
+    (paths.folder / PRIOR).unlink(missing_ok=True)
+    return frame
+
+
+def _shared(student: Student, task: Task, spec: NodeSpec, paths: NodePaths) -> Student | None:
+    """Return the aggregator's student, if its weights came: the node's model with them, or one beside it."""
+    if task.broadcast != "weights":
+        return None
+    if spec.differs:
+        return open_student(paths.files / spec.files.student, task.arrays)
+    student.load_state(task.arrays)
+    return student.copy()
+
+
+def _adopt(student: Student, shared: Student | None, task: Task, spec: NodeSpec, probe: ProbeSet) -> None:
+    """Let a model of the node's own learn from the aggregator's student, or from the combined logits.
+
+    Before the first round there is nothing to learn: all models are those that the run began with.
+    """
+    seed = derive_seed(spec.seed, "adopt", task.plan.round, spec.index)
+    settings = spec.training(spec.distill, task.plan.round)
+    if task.broadcast == "logits":
+        if "logits" not in task.arrays:
+            raise ProtocolError("the task announces combined logits and holds none")
+        student.distill(probe.sequences, task.arrays["logits"], seed=seed, **settings)
+    elif shared is not None and spec.differs and task.plan.round > 1:
+        _learn(student, shared, probe, seed, settings)
+
+
+def learn_from_student(spec: NodeSpec, paths: NodePaths, state: Arrays, run: str) -> None:
+    """Distil the last student into a node's own model of another kind, and keep the result.
+
+    It goes on learning from the node's own text meanwhile, or it would forget that. Nothing of it is sent.
+    """
+    probe = round_probe(paths.files / spec.files.probe, None, spec.seed, spec.rounds)
+    read_kept_model(paths.folder / OWN_MODEL, run)
+    model = open_student(paths.folder / OWN_MODEL)
+    shared = open_student(paths.files / spec.files.student, state)
+    seed = derive_seed(spec.seed, "adopt", spec.rounds + 1, spec.index)
+    with followed_by("evaluating it"):
+        settings = spec.training(spec.distill, spec.rounds)
+        text = read_arrays(paths.text)[0]
+        _learn(model, shared, probe, seed, settings | {"public": text["tokens"], "public_weight": PRIVATE_TEXT_WEIGHT})
+    model.save(paths.folder / ADOPTED_MODEL, run=run)
+
+
+def _learn(student: Student, shared: Student, probe: ProbeSet, seed: int, settings: dict[str, Any]) -> None:
+    target = Target.unchanged(probe.contexts, probe.vocab)
+    student.distill(probe.sequences, target, seed=seed, reference=shared, **settings)
+
+
+def _with_prior(shared: Student | None, task: Task, probe: ProbeSet, paths: NodePaths) -> tuple[Task, list[int]]:
+    """Return the task with the prior that its notes let the node compute, or the blocks that it must ask for."""
+    if task.notes is None:
+        return task, []
+    if shared is None:
+        raise ProtocolError("the task has notes on a prior and no weights to compute it from")
+    computed = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
+    prior, missing = open_prior(computed, [] if paths.prior is None else [paths.prior], paths.folder / PRIOR)
+    return (task, missing) if missing else (replace(task, plan=replace(task.plan, prior=prior)), [])
+
+
+def _load(store: RunFolder, fresh: Node, run: str) -> tuple[Node, Arrays]:
+    checkpoint = load_checkpoint(store.path / NODE_STATE, run=run)
+    if checkpoint is None:
+        return fresh, {}
+    arrays, meta = checkpoint
+    node = fresh.restore(meta["round"], meta["task"], arrays["frame"].tobytes(), arrays.get("reconstruction"))
+    return node, {name.removeprefix(_MODEL): value for name, value in arrays.items() if name.startswith(_MODEL)}
+
+
+def _sent_before(store: RunFolder, task: Task, run: str) -> bytes | None:
+    """Return the frame of the round before the last, if this is its task: an aggregator lost its newest checkpoint."""
+    older = previous_file(store.path / NODE_STATE)
+    if not older.exists():
+        return None
+    arrays, meta = read_checkpoint(older, run=run)
+    return arrays["frame"].tobytes() if meta["task"] == task.identity else None
+
+
+def _save(store: RunFolder, node: Node, model: Arrays, run: str) -> None:
+    arrays: Arrays = {"frame": np.frombuffer(node.frame, np.uint8)}
+    if node.reconstruction is not None:
+        arrays["reconstruction"] = node.reconstruction
+    arrays.update({_MODEL + name: value for name, value in model.items()})
+    write_checkpoint(store.path / NODE_STATE, arrays, {"round": node.round, "task": node.task}, run=run)

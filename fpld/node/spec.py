@@ -1,0 +1,137 @@
+"""The specification of a node in a run: one record, the same on one machine and over a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from fpld.config import Count, Name, PrivacySection, Section, TrainSection
+from fpld.errors import ProtocolError
+from fpld.node.training import PrivacyBudget
+from fpld.storage.run_folder import PROBE, PUBLIC, TOKENIZER
+
+if TYPE_CHECKING:
+    from fpld.config import Config
+    from fpld.students.configs import StudentChoice
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,99}$")]
+
+
+class NodeFiles(Section):
+    """Names of the files that a node needs, in the one folder where such files are; never a path.
+
+    On one machine that is the run's folder. Over a network the name is the SHA-256 of the content: a node keeps what
+    it has got once, and asks only for what it lacks. `public` is the text that rounds with contexts of their own draw
+    them from; without it all rounds have those of `probe`.
+    """
+
+    probe: FileName
+    tokenizer: FileName
+    base: FileName
+    student: FileName
+    public: FileName | None = None
+
+    def names(self) -> set[str]:
+        """Return the names."""
+        return {name for name in (self.probe, self.tokenizer, self.base, self.student, self.public) if name}
+
+
+class NodeSpec(Section):
+    """What a node is asked to do in all rounds: how to train, on how much of its text, with which files."""
+
+    name: Name
+    index: Annotated[int, Field(ge=0, lt=2**32)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    rounds: Count
+    local: TrainSection
+    distill: TrainSection
+    length: Count
+    heldout: Annotated[float, Field(gt=0, lt=1)]
+    heldout_tokens: Count
+    limit: Count
+    files: NodeFiles
+    privacy: PrivacySection | None = None
+
+    @property
+    def privacy_budget(self) -> PrivacyBudget | None:
+        """Return the guarantee about the node's text over all rounds, if there is one."""
+        return None if self.privacy is None else PrivacyBudget(self.privacy, self.rounds * self.local.steps)
+
+    @property
+    def differs(self) -> bool:
+        """Return whether the node has a model of its own beside the aggregator's student."""
+        return self.files.base != self.files.student
+
+    @classmethod
+    def parse(cls, value: Any) -> NodeSpec:
+        """Check what came from the aggregator."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            places = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
+            raise ProtocolError(
+                f"a node's specification must be whole and sound, but these fields are not: {places}"
+            ) from None
+
+    def training(self, section: TrainSection, round: int) -> dict[str, Any]:
+        """Return steps and the learning rate of a round."""
+        return {"steps": section.steps, "rate": section.rate_in(round, self.rounds)}
+
+
+def node_specs(config: Config) -> list[NodeSpec]:
+    """Return the specification of each node; its files are those of the run's folder."""
+    return [make_node_spec(config, index) for index in range(len(config.nodes))]
+
+
+def make_node_spec(config: Config, index: int) -> NodeSpec:
+    """Return the specification of one node."""
+    node = config.nodes[index]
+    return NodeSpec(
+        name=node.name,
+        index=index,
+        seed=config.run.seed,
+        rounds=config.run.rounds,
+        local=config.local.scaled(node.effort),
+        distill=config.distill,
+        length=config.probe.length,
+        heldout=config.data.heldout,
+        heldout_tokens=config.data.heldout_tokens,
+        limit=config.data.limit,
+        privacy=config.privacy,
+        files=NodeFiles(
+            probe=PROBE,
+            tokenizer=TOKENIZER,
+            base=base_file(config, index),
+            student=base_file(config, None),
+            public=PUBLIC if config.probe.fresh else None,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSpec:
+    """How a base model is made: what it is, and how it is trained. Nodes for whom both are the same share one."""
+
+    student: StudentChoice
+    taught: bool = False
+    effort: float = 1.0
+
+    @classmethod
+    def of(cls, config: Config, index: int | None) -> BaseSpec:
+        """Return the base model of a node (None: of the aggregator's student)."""
+        node = None if index is None else config.nodes[index]
+        if node is None or node.student is None:
+            return cls(config.student)
+        return cls(node.student, node.taught, node.effort)
+
+
+def base_file(config: Config, index: int | None) -> str:
+    """Name the file with the base model that a node starts from."""
+    different: list[BaseSpec] = []
+    for i in (None, *range(len(config.nodes))):
+        base = BaseSpec.of(config, i)
+        if base not in different:
+            different.append(base)
+    return f"base-{different.index(BaseSpec.of(config, index))}.safetensors"

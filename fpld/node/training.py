@@ -1,0 +1,194 @@
+"""Training at a node: students made and opened in one thread, local training, and its privacy accounting.
+
+Bits depend on the number of threads, and one process per node is faster than threads: so PyTorch has one. Where the
+configuration has [privacy], local training is DP-SGD. Each round then adds its steps to the node's `privacy.json`, from
+which the epsilon of the run is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fpld import students
+from fpld.errors import InputError
+from fpld.privacy import DpSteps, Mechanism, PrivateText, RandomSource, calibrate_mechanism, cut_text, epsilon
+from fpld.privacy.sampling import by_window
+from fpld.storage.arrays import read_arrays
+from fpld.storage.files import read_utf8, write_atomic
+from fpld.storage.run_folder import PRIVACY
+from fpld.students import Student, student_class
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fpld.config import Config, PrivacySection
+    from fpld.storage.run_folder import RunFolder
+    from fpld.students.configs import StudentChoice
+    from fpld.types import Arrays
+
+_DEVICE_SUFFIX = ".device"
+
+
+def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
+    """Make the student of a [student] table, for a vocabulary of V tokens."""
+    one_thread(choice.kind)
+    return student_class(choice.kind)(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
+
+
+def save_base(student: Student, path: Path, device: str) -> None:
+    """Write a model that this machine's processes open on a device.
+
+    The device belongs to the machine and not to the model, which other machines get: it is in a file beside the model.
+    """
+    if device != "cpu":
+        write_atomic(path.with_suffix(_DEVICE_SUFFIX), device.encode())
+    student.save(path)
+
+
+def open_student(base: Path, state: Arrays | None = None) -> Student:
+    """Load a model to work with in this process, on its device and one thread; `state` replaces its weights."""
+    student = students.load(base)
+    beside = base.with_suffix(_DEVICE_SUFFIX)
+    if beside.exists():
+        student.to(read_utf8(beside))
+    one_thread(student.kind)
+    if state is not None:
+        student.load_state(state)
+    return student
+
+
+def one_thread(kind: str) -> None:
+    """Set PyTorch to one thread, if a kind of student needs it."""
+    # This imports the module of the kind, and PyTorch with it.
+    student_class(kind)
+    if "torch" in sys.modules:
+        from fpld.students.gradient import use_threads
+
+        use_threads(1)
+
+
+def average(states: Sequence[Arrays]) -> Arrays:
+    """Return the mean of the nodes' weights, each node with the same weight."""
+    return {
+        name: np.asarray(np.mean([state[name] for state in states], axis=0, dtype=np.float64), np.float32)
+        for name in states[0]
+    }
+
+
+class PrivacyBudget(NamedTuple):
+    """The terms of differential privacy for each unit of a node's text, over the local steps of all rounds."""
+
+    terms: PrivacySection
+    steps: int
+
+
+def privacy_budget(config: Config) -> PrivacyBudget | None:
+    """Return the privacy budget of each node, or None if training is not private."""
+    return None if config.privacy is None else PrivacyBudget(config.privacy, config.local_steps)
+
+
+def train_on_texts(
+    student: Student,
+    texts: Sequence[Path],
+    budget: PrivacyBudget | None,
+    *,
+    steps: int,
+    seed: int,
+    rate: float | None,
+    secret: bool = False,
+) -> DpSteps | None:
+    """Fine-tune a model on one text, or on several pooled; with a privacy budget by DP-SGD.
+
+    Parameters
+    ----------
+    secret
+        Draw the noise from the system's cryptographic generator instead of `seed`.
+
+    Returns
+    -------
+    DpSteps or None
+        The steps for the privacy accounting, if training is private.
+    """
+    if budget is None:
+        tokens = np.concatenate([read_arrays(text)[0]["tokens"] for text in texts])
+        student.finetune(tokens, steps=steps, seed=seed, rate=rate)
+        return None
+    text, mechanism = private_training(student, texts, budget)
+    random = RandomSource.secret() if secret else RandomSource.seeded(seed)
+    student.finetune_privately(text, mechanism, steps=steps, random=random, rate=rate)
+    return mechanism.spent(steps)
+
+
+def private_training(student: Student, texts: Sequence[Path], budget: PrivacyBudget) -> tuple[PrivateText, Mechanism]:
+    """Return the units of texts, and the mechanism that keeps within their privacy budget."""
+    terms = budget.terms
+    text = _units(texts, student.window)
+    if terms.unit == "window":
+        text = by_window(text)
+    return text, calibrate_mechanism(
+        text,
+        epsilon=terms.epsilon,
+        delta=terms.delta,
+        clip=terms.clip,
+        batch=terms.batch or student.config.batch,
+        windows=terms.windows,
+        steps=budget.steps,
+    )
+
+
+def _units(texts: Sequence[Path], window: int) -> PrivateText:
+    """Cut texts into units; documents of different texts are never in one group."""
+    parts: list[tuple[np.ndarray, ...]] = []
+    first = 0
+    for path in texts:
+        arrays = read_arrays(path)[0]
+        if not {"tokens", "lengths", "groups"} <= arrays.keys():
+            raise InputError(f"{path} does not say where documents end: start the run anew")
+        parts.append((arrays["tokens"], arrays["lengths"], arrays["groups"] + first))
+        first += int(arrays["groups"].max()) + 1
+    tokens, lengths, groups = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return cut_text(tokens, lengths, groups, window)
+
+
+def record_dp_steps(folder: Path, round: int, spent: DpSteps) -> None:
+    """Record the private steps of a node in a round; those of a repeated round replace the earlier ones."""
+    rounds = _rounds(folder) | {round: spent}
+    rows = [{"round": number, **steps._asdict()} for number, steps in sorted(rounds.items())]
+    write_atomic(folder / PRIVACY, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def run_epsilon(folder: Path, delta: float) -> float | None:
+    """Return the epsilon that a node has spent in a run, at `delta`; None where training is not private."""
+    rounds = _rounds(folder)
+    return epsilon(rounds.values(), delta) if rounds else None
+
+
+def write_privacy_report(run: RunFolder, config: Config, nodes: Path) -> None:
+    """Write `privacy.json` of a local run, with the epsilon of each node; no file if training is not private."""
+    terms = config.privacy
+    if terms is None:
+        return
+    rows = []
+    for index, node in enumerate(config.nodes):
+        spent = list(_rounds(nodes / str(index)).values())
+        last = spent[-1] if spent else DpSteps(0.0, 0.0, 0)
+        row = {"node": node.name, "unit": terms.unit, "noise": last.noise, "rate": last.rate}
+        row |= {"steps": sum(each.steps for each in spent), "epsilon": epsilon(spent, terms.delta)}
+        rows.append(row | {"promised": terms.epsilon, "delta": terms.delta})
+    run.write_json(PRIVACY, rows)
+
+
+def _rounds(folder: Path) -> dict[int, DpSteps]:
+    path = folder / PRIVACY
+    if not path.exists():
+        return {}
+    try:
+        return {row["round"]: DpSteps(row["noise"], row["rate"], row["steps"]) for row in json.loads(read_utf8(path))}
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path} is damaged ({error}): start the run anew") from None

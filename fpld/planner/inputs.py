@@ -1,0 +1,355 @@
+"""The inputs of a plan, and where they are read from.
+
+`PlanInputs` holds what an operator knows before a run: the sites with their links, a deadline, the probe set. Besides
+the command line, `read_plan_source` takes them from a configuration, a preset, or the folder of a run. The last closed
+round of a run also shows how noisy each site's labels are: `calibrate_inputs` sets the constants of the planner so that
+its forecast at the bits of that round is what was measured. `planned_configuration` writes a plan back as TOML.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from fpld import config as configuration
+from fpld import validation
+from fpld.budget.estimators import distortion_weights, label_weights
+from fpld.budget.limits import Uplinks, senders
+from fpld.budget.policy import ROOM
+from fpld.codecs.uniform.layout import make_layout
+from fpld.errors import InputError
+from fpld.paper.quantize import paper_bits, wire_quantizer
+from fpld.planner.forecast import Forecast
+from fpld.protocol.shared_prior import estimate_notes_bytes
+from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.registry import codecs
+from fpld.report.run import read_run_data
+from fpld.storage.files import read_json
+from fpld.storage.run_folder import CONFIG, PROBE
+from fpld.units import show_rate, show_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fpld.budget.limits import Sender
+    from fpld.config import Config
+    from fpld.federation.record import RoundRecord
+    from fpld.types import Floats
+
+Channel = Literal["wire", "paper"]
+_BYTE_VOCAB = 256
+_NEGLIGIBLE_CLIP = 1e-9  # a clip level whose noise adds nothing
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What is known before a run.
+
+    Parameters
+    ----------
+    sites
+        The sites with their links, caps, clip levels and weights.
+    contexts, vocab
+        Probe contexts of a round, and entries of the vocabulary.
+    deadline
+        Seconds that the uplinks of a round may take.
+    samples
+        Private samples of a site, for the data term of Theorem 4.
+    c_p
+        The constant of the condition (ND); by default that of the flattest distribution.
+    channel
+        `wire` counts whole symbols, headers and ranges; `paper` is the idealised channel of the simulator.
+    stratified
+        Whether the sites' dither is stratified. Sites that agree then do better than Theorem 2 allows independent ones.
+    student
+        Bytes of the weights that a node gets in a round; None if they are not sent, or not known before the run.
+    curves
+        Level and rate of each site's loss curve as measured in a run: log loss = level - rate sqrt(bits per context).
+    """
+
+    sites: tuple[Sender, ...]
+    contexts: int
+    vocab: int
+    deadline: float | None = None
+    rounds: int = 1
+    samples: float = math.inf
+    c_p: float | None = None
+    codec: str = "uniform"
+    channel: Channel = "wire"
+    stratified: bool = True
+    student: float | None = None
+    curves: tuple[tuple[float, float], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sites:
+            raise InputError("sites must be at least one")
+        names = [site.name for site in self.sites]
+        if len(set(names)) < len(names):
+            raise InputError(f"names of sites must differ, got {', '.join(names)}")
+        validation.integer("contexts", self.contexts, least=1)
+        validation.integer("vocab", self.vocab, least=2)
+        validation.integer("rounds", self.rounds, least=1)
+        if self.deadline is not None:
+            validation.real("deadline", self.deadline, above=0.0)
+        if not self.samples > 0:
+            raise InputError(f"samples must be greater than 0, got {self.samples:g}")
+        codecs.get(self.codec)
+        if self.student is not None:
+            validation.real("student", self.student, above=0.0)
+
+    @property
+    def sparse(self) -> bool:
+        """Return whether labels are sampled: their noise falls as 1/bits, and the paper's bounds do not cover them."""
+        return codecs.get(self.codec).traits.sparse
+
+    @property
+    def theory(self) -> bool:
+        """Return whether the paper's bounds cover the codec."""
+        return self.codec == "uniform"
+
+    @property
+    def downlink(self) -> int | None:
+        """Return the bytes that a node gets in a round, weights and prior notes; None if the weights are not known."""
+        return None if self.student is None else round(self.student) + self.prior_notes
+
+    @property
+    def prior_notes(self) -> int:
+        """Return the bytes of a round's prior notes."""
+        return estimate_notes_bytes(self.contexts, self.vocab) if codecs.get(self.codec).traits.prior else 0
+
+    @property
+    def weights(self) -> Floats:
+        """Return the weight of each site."""
+        return np.array([site.allocation_weight for site in self.sites])
+
+    @property
+    def clips(self) -> Floats | None:
+        """Return the clip level of each site; None if one is not known, or the bounds do not cover the codec."""
+        if not self.theory:
+            return None
+        levels = [site.clip_level for site in self.sites]
+        return None if None in levels else np.array(levels, np.float64)
+
+    @property
+    def trace_constant(self) -> float:
+        """Return c_p; by default that of the flattest distribution, 1 - 1/V."""
+        return 1 - 1 / self.vocab if self.c_p is None else self.c_p
+
+    @property
+    def uplinks(self) -> Uplinks:
+        """Return the uplinks of a round; the paper's channel has no frames and accepts any number of bits."""
+        codec, overhead = (self.codec, OVERHEAD_BYTES) if self.channel == "wire" else (None, 0)
+        return Uplinks(self.sites, self.contexts, self.vocab, self.deadline, codec, overhead)
+
+    def caps(self) -> Floats:
+        """Return the most bits per probe context of each site; raise BudgetError if one cannot reach its floor."""
+        return self.uplinks.feasible().caps
+
+    def floors(self) -> Floats:
+        """Return the least bits per probe context that the codec works with; the paper's channel accepts any."""
+        return self.uplinks.limits().floors
+
+    def bytes_sent(self, bits: Floats) -> list[int]:
+        """Return the bytes of each site in a round: the payload, and on the wire header and checksum."""
+        uplinks = self.uplinks
+        plans = [uplinks.plan(site, float(b)) for site, b in zip(self.sites, bits, strict=True)]
+        return [plan.budget_bytes + uplinks.overhead for plan in plans]
+
+    def paper_bits(self, bits: Floats) -> Floats:
+        """Return the bits per coordinate at which the paper's channel is as noisy as the wire is at `bits`."""
+        if self.channel == "paper" or self.codec != "uniform":
+            return bits / self.vocab
+        return np.array([self._site_paper_bits(site, float(b)) for site, b in zip(self.sites, bits, strict=True)])
+
+    def _site_paper_bits(self, site: Sender, bits: float) -> float:
+        # A context takes whole bytes: a share of the contexts has one byte more than the others. The corresponding
+        # bits of the paper are those of the mean variance, and a variance falls as 2^(-2 bits).
+        whole, share = divmod((bits - self.uplinks.range_bits(site)) / 8, 1.0)
+        equivalents = [
+            float(paper_bits(wire_quantizer(1.0, make_layout(self.vocab, int(whole) + more).levels()), 1.0))
+            for more in ((0, 1) if share else (0,))
+        ]
+        weights = [1 - share, share][: len(equivalents)]
+        return -math.log2(np.average(np.exp2(-2 * np.array(equivalents)), weights=weights)) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSource:
+    """Inputs of a plan with the configuration they come from; `total` is its budget in bits per context.
+
+    `note` says what was learnt from a run, or why nothing was.
+    """
+
+    config: Config
+    text: str
+    inputs: PlanInputs
+    total: float | None
+    note: str = ""
+
+
+def read_plan_source(place: str | Config, *, contexts: int | None = None, vocab: int | None = None) -> PlanSource:
+    """Read a configuration, its file, a preset or the folder of a run; `contexts` and `vocab` override its sizes."""
+    if isinstance(place, configuration.Config) or not Path(place).is_dir():
+        return _from_config(*configuration.read_config(place), contexts, vocab)
+    folder = Path(place)
+    if not (folder / CONFIG).is_file():
+        raise InputError(f"{folder} holds no run (no config.toml): give a run's folder, a TOML file or a preset")
+    config, text = configuration.read_config(folder / CONFIG)
+    if (folder / PROBE).is_file():
+        vocab = vocab or read_json(folder / PROBE, "fpld-probe-1").get("vocab")
+    source = _from_config(config, text, contexts, vocab)
+    sites = len(source.inputs.sites)
+    complete = [each for each in read_run_data(folder).trace if len(each.nodes) == len(each.bits_allotted) == sites]
+    if not complete:
+        return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
+    inputs = calibrate_inputs(source.inputs, complete[-1])
+    if not (inputs.sparse or inputs.theory) and inputs.curves is None:
+        return replace(source, inputs=inputs, note=f"{folder.name} measured no loss curves")
+    what = "noise" if inputs.sparse else "clip levels" if inputs.theory else "loss curves"
+    which = ": what gives the bound found there" if inputs.theory else ""
+    note = f"{what} as measured in round {complete[-1].round} of {folder.name}{which}"
+    return replace(source, inputs=inputs, note=note)
+
+
+def calibrate_inputs(inputs: PlanInputs, record: RoundRecord) -> PlanInputs:
+    """Return the inputs with constants at which the forecast for a round's bits is what the round measured.
+
+    The aggregator knows the noise of what it decoded. With sampled labels that gives the sites' weights, with measured
+    loss curves the curves. With the paper's codec, clip levels and c_p are chosen so that the bracket is the round's.
+    The proportions of the levels are those of the estimated weights, else of each site's noise, else as configured.
+    """
+    inputs = replace(inputs, sites=tuple(map(_with_useful_bits, inputs.sites, _context_bits(inputs, record))))
+    if inputs.sparse:
+        return _calibrate_labels(inputs, record)
+    if not inputs.theory:
+        curves = tuple((pair[0], pair[1]) for pair in record.curves or [] if len(pair) == 2)
+        return replace(inputs, curves=curves if len(curves) == len(inputs.sites) else None)
+    weights = record.node_weights if record.node_weights is not None else _noise_weights(inputs, record)
+    if weights is not None:
+        inputs = _with_weights(inputs, weights)
+    lower = record.bandwidth_lower or 0.0
+    upper = record.bandwidth_upper or 0.0
+    inputs = replace(inputs, c_p=min(2 * lower / upper, 1.0) if upper > 0 else None)
+    if not any(site.ranged for site in inputs.sites):
+        return inputs  # Every clip level is configured.
+    # The bandwidth term is linear in the square of the unknown levels' common scale: two values give the line.
+    bits = np.maximum(np.array(record.bits_allotted) * inputs.vocab, inputs.floors())
+    fixed, unit = (_bandwidth_bound(_with_ranges(inputs, scale), bits) for scale in (_NEGLIGIBLE_CLIP, 1.0))
+    share = (upper - fixed) / (unit - fixed)
+    return _with_ranges(inputs, math.sqrt(share)) if share > 0 else inputs
+
+
+def _context_bits(inputs: PlanInputs, record: RoundRecord) -> list[tuple[float, float]]:
+    """Return the bits per context that each site was allotted, and those that it sent."""
+    pairs = zip(record.bits_allotted, record.bits_sent, strict=True)
+    return [(inputs.vocab * allotted, inputs.vocab * sent) for allotted, sent in pairs]
+
+
+def _with_useful_bits(site: Sender, bits: tuple[float, float]) -> Sender:
+    """Limit a site that left a part of its allotment unused to the bits that the codec has a use for."""
+    allotted, sent = bits
+    return replace(site, useful=ROOM * sent) if 0 < ROOM * sent < allotted else site
+
+
+def _calibrate_labels(inputs: PlanInputs, record: RoundRecord) -> PlanInputs:
+    """Set the weights at which the noise of sampled labels is the round's, and the bytes of the student."""
+    noise = [value for value in record.noise if value is not None]
+    if len(noise) == len(inputs.sites):
+        weights = label_weights(inputs.vocab * np.array(noise), inputs.vocab * np.array(record.bits_allotted))
+        inputs = _with_weights(inputs, weights)
+    if not record.node_downlink_bytes:
+        return inputs
+    rest = replace(inputs, student=1.0).downlink or 0
+    return replace(inputs, student=float(max(max(record.node_downlink_bytes) - rest + 1, 1)))
+
+
+def _with_weights(inputs: PlanInputs, weights: Iterable[float]) -> PlanInputs:
+    pairs = zip(inputs.sites, weights, strict=True)
+    return replace(inputs, sites=tuple(replace(site, weight=float(weight)) for site, weight in pairs))
+
+
+def planned_configuration(source: PlanSource, plan: Forecast) -> str:
+    """Return the source's configuration as TOML with the plan's bits at every node; all else is unchanged.
+
+    Bits are written out, so the run does what was planned: keys of shares and estimates are removed.
+    """
+    try:
+        document: Any = tomlkit.parse(source.text)
+    except TOMLKitError as error:
+        raise InputError(f"the configuration cannot be edited: {error}") from None
+    forecasts = zip(plan.inputs.sites, plan.bits_per_coordinate, plan.bytes_sent, plan.seconds, strict=True)
+    for node, (site, bits, count, seconds) in zip(document["nodes"], forecasts, strict=True):
+        for limit in ("uplink", "context_bits"):
+            node.pop(limit, None)
+        node["bits"] = float(bits)
+        if site.rate is not None:
+            node["bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")
+        if site.clip is not None and not site.ranged:
+            node["clip"] = float(site.clip)
+    for key in ("total", "context_total", "estimator", "warmup", "forget", "deadline"):
+        document.get("budget", {}).pop(key, None)
+    document.setdefault("run", tomlkit.table())["rounds"] = plan.inputs.rounds
+    document["probe"]["contexts"] = plan.inputs.contexts
+    if source.config.tokenizer.kind == "bpe" and source.config.tokenizer.vocab != plan.inputs.vocab:
+        document.setdefault("tokenizer", tomlkit.table())["vocab"] = plan.inputs.vocab
+    text = f"# Planned by fpld plan: {plan.policy} allocation.\n{tomlkit.dumps(document)}"
+    configuration.parse_config(text, "the planned configuration")
+    return text
+
+
+def _from_config(config: Config, text: str, contexts: int | None, vocab: int | None) -> PlanSource:
+    vocab = vocab or _vocab(config)
+    contexts = contexts or config.probe.contexts
+    sites = senders(config.nodes, vocab)
+    deadline = config.budget.deadline if any(site.rate is not None for site in sites) else None
+    inputs = PlanInputs(
+        sites,
+        contexts,
+        vocab,
+        deadline,
+        config.run.rounds,
+        codec=config.codec.name,
+        stratified=config.codec.dither == "stratified",
+        student=_weights_sent(config, vocab),
+    )
+    return PlanSource(config, text, inputs, config.budget.bits(vocab))
+
+
+def _weights_sent(config: Config, vocab: int) -> float | None:
+    """Return the bytes of the student's weights, if they are sent and their number is known before the run."""
+    if config.combine.broadcast != "weights":
+        return None
+    bytes_each = config.combine.weight_bits / 8
+    return bytes_each * replace(config.student.settings, vocab=vocab).parameters or None
+
+
+def _vocab(config: Config) -> int:
+    if config.tokenizer.kind == "huggingface":
+        raise InputError("--vocab must be given: the configuration takes the tokenizer of a pretrained model")
+    return config.tokenizer.vocab if config.tokenizer.kind == "bpe" else _BYTE_VOCAB
+
+
+def _with_ranges(inputs: PlanInputs, scale: float) -> PlanInputs:
+    """Set clip levels in proportion to the roots of the weights where contexts state their ranges."""
+    levels = [scale * math.sqrt(site.allocation_weight) if site.ranged else site.clip for site in inputs.sites]
+    return replace(inputs, sites=tuple(replace(s, clip=level) for s, level in zip(inputs.sites, levels, strict=True)))
+
+
+def _noise_weights(inputs: PlanInputs, record: RoundRecord) -> list[float] | None:
+    """Return the sites' weights by the noise of what they sent; None if a site sent nothing or has a clip level."""
+    noise = [value for value in record.noise if value is not None]
+    if len(noise) < len(inputs.sites) or min(noise) <= 0 or not all(site.ranged for site in inputs.sites):
+        return None
+    bits = inputs.vocab * inputs.paper_bits(np.array(record.bits_allotted) * inputs.vocab)
+    return [float(weight) for weight in distortion_weights(noise, bits, inputs.vocab)]
+
+
+def _bandwidth_bound(inputs: PlanInputs, bits: Floats) -> float:
+    upper = Forecast(inputs, "", bits).upper
+    return 0.0 if upper is None else upper.bandwidth

@@ -1,0 +1,181 @@
+"""The folder of a run: what is in it, and writes that leave the old file or the new one, never a part.
+
+config.toml            the configuration as used
+versions.json          what ran it
+tokenizer.json probe.json public.safetensors
+seals.json             digests of what is made once, checked when the run is resumed
+private/               the nodes' texts (a local run only: on real sites they stay there): text/N.safetensors are the
+                       tokens of node N, heldout.safetensors the held-out ones; with the tokenizer anyone can read them
+base-N.safetensors     models before the first round, one for each [student] table; base-0 is the student's;
+                       base-N.device says where this machine computes it, if not on the CPU
+METHOD/                one federation: checkpoint.safetensors, trace.jsonl, progress.json, nodes/N/
+student.safetensors    the result; student-best.safetensors is that of the round with the lowest held-out loss
+trace.jsonl            one line a round
+now.json curves.jsonl  what goes on, and the trainings' curves (`fpld.federation.telemetry`)
+result.json            the table that `fpld run` prints
+own.json               the nodes' own models on their own texts
+privacy.json           what the nodes have spent of what they promise, where they do
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from fpld.errors import InputError
+from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.storage.files import read_bytes, read_utf8, storage_error, write_atomic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fpld.types import Arrays
+
+
+# Files of a run, in its folder.
+CONFIG = "config.toml"
+VERSIONS = "versions.json"
+TOKENIZER = "tokenizer.json"
+PROBE = "probe.json"
+PUBLIC = "public.safetensors"
+PREPARED = "prepared.json"
+SEALS = "seals.json"
+STUDENT = "student.safetensors"
+STUDENT_BEST = "student-best.safetensors"
+RESULT = "result.json"
+OWN_LOSSES = "own.json"
+PRIVACY = "privacy.json"
+STATUS = "status.json"
+HEARTBEAT = "heartbeat"
+RESERVE = "reserve"
+NOW = "now.json"
+CURVES = "curves.jsonl"
+LOG = "log.txt"
+PRIVATE = "private"
+HELDOUT = f"{PRIVATE}/heldout.safetensors"
+
+# Files of one federation, in the folder of its method; the trace is in the run's folder too, once the run is done.
+MAIN = "fpld"
+CHECKPOINT = "checkpoint.safetensors"
+TRACE = "trace.jsonl"
+PROGRESS = "progress.json"
+BEST_STUDENT = "best.safetensors"
+PRIOR = "prior.i16"
+WINDOWS = "windows.json"
+
+# Files of a node, in its folder of a federation.
+NODE_FILE = "node.toml"
+NODE_SPEC = "part.json"
+NODE_STATE = "state.safetensors"
+OWN_MODEL = "own.safetensors"
+ALONE_MODEL = "alone.safetensors"
+ADOPTED_MODEL = "adopted.safetensors"
+
+
+def text_file(node: int) -> str:
+    """Name the file with the tokens of a node's text, in the folder of a local run."""
+    return f"{PRIVATE}/text/{node}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of a run, and how they are written."""
+
+    path: Path
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole; a full disk or an unwritable folder is said as such, and the old file stays."""
+        write_atomic(self.path / name, content)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write JSON that a person can read."""
+        self.write(name, (json.dumps(value, indent=1) + "\n").encode())
+
+    def read_json(self, name: str) -> Any:
+        """Read JSON that `write_json` wrote."""
+        try:
+            return json.loads(read_utf8(self.path / name))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
+
+    def write_arrays(self, name: str, arrays: Arrays, meta: dict[str, Any] | None = None) -> None:
+        """Write arrays and a JSON object."""
+        write_arrays(self.path / name, arrays, {"meta": json.dumps(meta or {})})
+
+    def read_arrays(self, name: str) -> tuple[Arrays, dict[str, Any]]:
+        """Read what `write_arrays` wrote."""
+        arrays, metadata = read_arrays(self.path / name)
+        try:
+            meta = json.loads(metadata.get("meta", "{}"))
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
+        return arrays, meta
+
+    def has(self, name: str) -> bool:
+        """Return whether a file is there."""
+        return (self.path / name).exists()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder: a second run on it is refused. The lock ends with the process, however it ends."""
+        lock = FileLock(self.path / "lock", blocking=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise InputError(f"{self.path} is in use by another run: wait for it, or choose another folder") from None
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+# `seals.json` holds the SHA-256 of each file that a run makes once and reads again when it is resumed. A file that is
+# damaged, or of another run, is detected before it is used. One without a digest is left from a start that was cut off:
+# it is made again. Several threads of a run record digests, hence the lock.
+_digests_lock = threading.Lock()
+
+
+def record_digests(store: RunFolder, *names: str) -> None:
+    """Record the digests of files that were just written."""
+    with _digests_lock:
+        store.write_json(SEALS, _read(store) | {name: _digest(store, name) for name in names})
+
+
+def is_complete(store: RunFolder, name: str) -> bool:
+    """Return whether the digest of a file is recorded; raise InputError if the file does not match it."""
+    with _digests_lock:
+        recorded = _read(store).get(name)
+    if recorded is None:
+        return False
+    if not store.has(name) or _digest(store, name) != recorded:
+        raise InputError(f"{store.path / name} is damaged, or not the file of this run: start the run anew")
+    return True
+
+
+def check_digests(store: RunFolder) -> None:
+    """Check all files whose digests are recorded; raise InputError for the first that does not match."""
+    for name in _read(store):
+        is_complete(store, name)
+
+
+def _read(store: RunFolder) -> dict[str, str]:
+    if not store.has(SEALS):
+        return {}
+    digests = store.read_json(SEALS)
+    if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
+        raise InputError(f"{store.path / SEALS} is damaged: start the run anew")
+    return digests
+
+
+def _digest(store: RunFolder, name: str) -> str:
+    return hashlib.sha256(read_bytes(store.path / name)).hexdigest()

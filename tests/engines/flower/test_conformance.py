@@ -1,0 +1,87 @@
+"""The same configuration gives the same trace and the same student over Flower as on one machine, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fpld.engines.local import run_local
+from fpld.seeds import derive_key
+from fpld.storage.run_folder import RunFolder
+from tests.engines.flower.conftest import NAMES, Deployment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VARIANTS = {
+    "weights": [],
+    "logits and own models": [
+        (
+            'name = "south"',
+            'name = "south"\nstudent = {kind = "ngram", order = 1, buckets = 512}',
+        ),
+        ("[baselines]", '[combine]\nbroadcast = "logits"\n\n[baselines]'),
+        ("rounds = 3", "rounds = 2"),
+    ],
+    "refinement": [
+        ("bits = 1.5", "bits = 4.0"),
+        ("[baselines]", '[codec]\nname = "uniform"\nagainst = "own"\n\n[baselines]'),
+    ],
+    "weights of 16 bits": [("[baselines]", "[combine]\nweight_bits = 16\n\n[baselines]")],
+    "predictive, adaptive": [
+        (
+            "[baselines]",
+            '[codec]\nname = "predictive"\n\n[budget]\ntotal = 3.0\nestimator = "distortion"\n\n[baselines]',
+        ),
+        ("rounds = 3", "rounds = 2"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[pytest.mark.slow] * (name != "refinement")) for name in VARIANTS]
+)
+def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
+    deployment = Deployment(tmp_path, VARIANTS[variant])
+    own = variant == "logits and own models"
+    local = run_local(deployment.config, deployment.text, tmp_path / "local", resume=False)
+    # A deployment draws its key at random: here it is the one of the local run, since dither depends on it.
+    fixed = {"session": "ab" * 32, "key": derive_key(deployment.config.run.seed).hex()}
+    RunFolder(tmp_path / "flower").write_json("session.json", fixed)
+    grid = deployment.grid()
+    flower = deployment.serve(grid)
+    assert deployment.trace("flower") == deployment.trace("local")
+    assert (tmp_path / "flower/student.safetensors").read_bytes() == (
+        tmp_path / "local/student.safetensors"
+    ).read_bytes()
+    # What is sent down differs: over a network the student travels once, and signed messages and files besides.
+    for row in (*flower, *local):
+        assert row.pop("downlink_bytes") >= 0
+    assert flower == [row for row in local if row["method"] == "fpld"]
+    # One message for each node and round, one to join, and one to evaluate the last student.
+    rounds = deployment.config.run.rounds
+    for kind, count in (("query.join", 1), ("train", rounds), ("evaluate", 1)):
+        assert sum(found == kind for _, found, _ in grid.sent) == 3 * count
+    assert json.loads((tmp_path / "flower/status.json").read_text())["state"] == "done"
+    # A model of the node's own kind learns from the last student at the site, as it does on one machine.
+    adopted = [folder / "adopted.safetensors" for folder in sorted((tmp_path / "local/fpld/nodes").iterdir())]
+    sites = [tmp_path / "nodes" / name / "runs" / ("ab" * 8) / "adopted.safetensors" for name in NAMES]
+    assert [path.exists() for path in adopted] == [path.exists() for path in sites] == [False, False, own]
+    assert not own or adopted[2].read_bytes() == sites[2].read_bytes()
+    # The public files travel once, and so does each student, packed; the last line has the one that is evaluated last.
+    lines = [json.loads(line) for line in (tmp_path / "flower/fpld/trace.jsonl").read_text().splitlines()]
+    sizes = [line["student_bytes"] for line in lines]
+    files = sum((tmp_path / "flower" / name).stat().st_size for name in ("base-0.safetensors", "probe.json"))
+    assert [line["downlink"]["weights"] for line in lines] == [3 * size for size in [0, *sizes[:-2], sum(sizes[-2:])]]
+    assert lines[0]["downlink"]["files"] >= 3 * files
+    assert [line["downlink"]["files"] for line in lines[1:]] == [0] * (rounds - 1)
+    # What is counted by kind is what the messages have; Flower's own head of a message is not in it.
+    messages = [size for _, kind, size in grid.sent if kind != "query.join"]
+    counted = sum(line["downlink_bytes"] for line in lines)
+    assert 0 < sum(messages) - counted < 700 * len(messages)
+    assert counted == sum(sum(line["downlink"].values()) for line in lines)
+    for line in lines:
+        assert line["uplink"]["labels"] == line["payload_bytes"]
+        assert line["uplink"]["overhead"] == line["overhead_bytes"]

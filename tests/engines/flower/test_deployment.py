@@ -1,0 +1,74 @@
+"""A real deployment on loopback: SuperLink with TLS and node authentication, SuperNodes in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engines.flower.conftest import NAMES
+from tests.engines.flower.machines import Machines, rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.waits,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+]
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Callable[..., Machines]]:
+    made: list[Machines] = []
+
+    def make(*changes: tuple[str, str]) -> Machines:
+        made.append(Machines(tmp_path, *changes))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill_all()  # only if a test has failed
+
+
+def test_a_node_that_dies_is_named_and_comes_back(machines: Callable[..., Machines]) -> None:
+    """Two rounds with all; then a node is killed while it trains; the others go on, and it returns a round later."""
+    some = machines(
+        ("rounds = 3", "rounds = 7\nquorum = 2\ndeadline = 90.0"), ("[local]\nsteps = 25", "[local]\nsteps = 2500")
+    )
+    some.start_all()
+    log = some.folder / "nodes/south/log.txt"
+    some.wait_for(lambda: log.exists() and "round 3: training" in log.read_text(), 150)
+    some.kill("south")
+    assert "round 3: sending" not in log.read_text()
+    some.wait_for(lambda: len(rounds(some)) >= 3, 150)
+    some.node("south")
+    assert some.running["aggregator"].wait(240) == 0, some.said("aggregator")
+    lines = rounds(some)
+    assert [line["round"] for line in lines] == list(range(1, 8))
+    assert [line["nodes"] for line in lines[:3]] == [list(NAMES), list(NAMES), ["north", "east"]]
+    assert lines[2]["absent"] == [{"node": "south", "state": "lost", "reason": "its SuperNode stopped or died"}]
+    assert lines[6]["nodes"] == list(NAMES), lines
+    some.running.pop("aggregator")
+    os.killpg(some.running["south"].pid, signal.SIGKILL)
+    some.running.pop("south").wait()
+    some.wait_for(lambda: not some.processes(holding="nodes/south"), 20)  # what it had started has gone with it
+    assert [some.end(name) for name in NAMES if name != "south"] == [0, 0]
+    some.clean_up()
+    assert list((some.folder / "home").iterdir()) == []
+    assert list((some.folder / "temporary").iterdir()) == []
+
+
+def test_a_stop_is_clean(machines: Callable[..., Machines]) -> None:
+    """An aggregator that is told to stop ends all that it started."""
+    some = machines()
+    some.aggregator()
+    some.wait_for(lambda: "admitted" in some.said("aggregator"), 120)
+    assert some.end("aggregator") == 128 + signal.SIGTERM
+    assert some.said("aggregator").endswith("stopped; --resume goes on from the last closed round\n")
+    some.wait_for(lambda: not some.processes(), 20)
