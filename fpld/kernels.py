@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 F = TypeVar("F", bound="Callable[..., object]")
 
@@ -66,6 +67,16 @@ def _tolerate_stale_index(cache: Any) -> None:
             return None
 
     cache.load_overload = load_overload
+
+
+def in_cache(module: ModuleType) -> bool:
+    """Return whether a kernel of a module was compiled by an earlier process, whose cache this one can read."""
+    caches = [getattr(value, "_cache", None) for value in vars(module).values()]
+    files = [getattr(cache, "_cache_file", None) for cache in caches]
+    try:
+        return any(file._load_index() for file in files if file is not None)
+    except (AttributeError, ImportError):  # an index of another version of the package, or of numba
+        return False
 
 
 def inlined(function: F) -> F:

@@ -182,3 +182,17 @@ def test_a_cache_that_names_classes_of_another_version_is_dropped(tmp_path: Path
         )
         outcomes.append(done.stdout.split())
     assert outcomes == [["1.0", "0"], ["1.0", "0"], ["1.0", "1"]]
+
+
+def test_kernels_in_the_cache_are_told_from_those_to_be_compiled(tmp_path: Path) -> None:
+    """A node's prefork server reads what is compiled, and lets no message wait for a compilation."""
+    script = "from fpld import kernels\nfrom fpld.codecs.samples import rangecoder\nprint(kernels.in_cache(rangecoder))\n"
+    use = "coder = rangecoder.writer(64, __import__('numpy').zeros(1, 'int32'))\nrangecoder.code_raw_bits(coder, 3, 5)\n"
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    lines = [
+        subprocess.run(
+            [sys.executable, "-c", script + use], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert lines == ["False\n", "True\n"]

@@ -108,7 +108,7 @@ def test_a_trial_without_tls_as_the_image_runs_it(some: Machines) -> None:
     some.aggregator("--insecure")
     for name in NAMES:
         some.start(name, "node", some.folder / "nodes" / name / "node.toml", "--insecure")
-    some.wait_for(lambda: rounds(some), 120)
+    some.wait_for(lambda: rounds(some), 240)
     assert healthy(some, some.folder / "flower")
     assert healthy(some, some.folder / "nodes/north/node.toml")
     assert some.running.pop("aggregator").wait(120) == 0, some.said("aggregator")

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import FpldError
@@ -33,6 +34,12 @@ _POLL_SECONDS = 0.5
 _FIRST_LAUNCH_SECONDS = 3.0  # kernels are read after the first message, which only asks for the node's name
 _MAX_LAUNCH_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
+# The codecs with kernels, and the modules of those that encode.
+_ENCODERS = {
+    "uniform": "fpld.codecs.uniform.kernels",
+    "predictive": "fpld.codecs.predictive.encoder",
+    "samples": "fpld.codecs.samples.collector",
+}
 
 
 class PreforkServer:
@@ -106,19 +113,20 @@ def serve_forks() -> None:
     parent = os.getppid()
     _import()
     children: set[int] = set()
-    warmed = False
+    unread = dict(_ENCODERS)
+    first = True
     while os.getppid() == parent:
-        ready, _, _ = select.select([channel], [], [], _POLL_SECONDS if warmed else _FIRST_LAUNCH_SECONDS)
+        ready, _, _ = select.select([channel], [], [], _FIRST_LAUNCH_SECONDS if first else _POLL_SECONDS)
         if ready and not _fork(channel, children):
             break
         ended = {process for process in children if os.waitpid(process, os.WNOHANG)[0]}
         children -= ended
-        if not warmed:
-            _read_kernels()
-        # The first message of a new run brings the models: only then is it clear which libraries they need.
-        if ended or not warmed:
+        # The first message of a new run brings the models, and its fork compiles the codec's kernels if no process has
+        # done so before: only then is it clear what later forks need.
+        if ended or first:
+            _read_kernels(unread)
             _import_models(node_folder())
-        warmed = True
+        first = False
     for process in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGTERM)
@@ -157,17 +165,23 @@ def _import() -> None:
     import fpld.node.round  # noqa: F401
 
 
-def _read_kernels() -> None:
-    """Encode a few numbers with every codec: compiled kernels are read from their cache once, not by each fork."""
+def _read_kernels(unread: dict[str, str]) -> None:
+    """Encode a few numbers with each codec whose kernels are compiled: they are read once, and not by each fork.
+
+    Kernels that are not in the cache are left alone, since messages would wait for their compilation. `unread` are the
+    codecs in question with the modules of their kernels; those that are read leave it.
+    """
     import numpy as np
 
     from fpld.codecs.prior import ArrayPrior
+    from fpld.kernels import in_cache
     from fpld.registry import codecs
     from fpld.types import Plan
 
     logits = np.zeros((2, 8), np.float32)
     prior = ArrayPrior(np.full((2, 8), -16, np.int16))
-    for name in ("uniform", "predictive", "samples"):
+    for name in [name for name, module in unread.items() if in_cache(import_module(module))]:
+        del unread[name]
         plan = Plan(
             run_key=bytes(16),
             round=1,
