@@ -1,72 +1,122 @@
-"""The command line: `fpld COMMAND`. Each module here ends with the records of its commands."""
+"""The command line: `fpld COMMAND`.
+
+`COMMANDS` lists all commands. Each module here ends with the records of its commands, and is imported only when one of
+them is asked for.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
 
 from fpld import __version__
-from fpld.cli import audit, bench, dashboard, data, deployment, models, plan, report, run, theory
 from fpld.cli.arguments import Stopped
 from fpld.cli.output import Output
 from fpld.errors import FpldError
 from fpld.validation import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
+
+    from fpld.cli.arguments import Command
+
+
+class CommandEntry(NamedTuple):
+    """A command in the list of all: its help in one line, and where its record is, as `module:attribute`."""
+
+    help: str
+    record: str
+
+    def load(self) -> Command:
+        """Return the record of the command, and import its module on first use."""
+        module, _, attribute = self.record.partition(":")
+        command: Command = getattr(import_module(module), attribute)
+        return command
+
 
 COMMANDS = {
-    command.name: command
-    for command in (
-        run.COMMAND,
-        run.CHECK,
-        deployment.AGGREGATOR,
-        deployment.NODE,
-        deployment.INIT_NODE,
-        deployment.CERTS,
-        plan.COMMAND,
-        report.COMMAND,
-        dashboard.COMMAND,
-        models.GENERATE,
-        models.EVALUATE,
-        audit.COMMAND,
-        models.EXPORT,
-        data.COMMAND,
-        theory.REPRODUCE,
-        theory.ALLOCATE,
-        theory.BOUNDS,
-        bench.COMMAND,
-    )
+    "run": CommandEntry(
+        "train one model from text at many nodes; without CONFIG, the demonstration", "fpld.cli.run:COMMAND"
+    ),
+    "check": CommandEntry(
+        "everything that is wrong with a configuration or a node's file, before anything is trained",
+        "fpld.cli.run:CHECK",
+    ),
+    "aggregator": CommandEntry(
+        "run a federation whose nodes are on other machines, over Flower", "fpld.cli.deployment:AGGREGATOR"
+    ),
+    "node": CommandEntry("take part in a federation from this machine", "fpld.cli.deployment:NODE"),
+    "init-node": CommandEntry(
+        "make the keys and the file of a node, to join a federation", "fpld.cli.deployment:INIT_NODE"
+    ),
+    "certs": CommandEntry(
+        "make the aggregator's certificates and key, and the file that nodes join with", "fpld.cli.deployment:CERTS"
+    ),
+    "plan": CommandEntry(
+        "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket",
+        "fpld.cli.plan:COMMAND",
+    ),
+    "report": CommandEntry("a page and figures of a run, or of several side by side", "fpld.cli.report:COMMAND"),
+    "dashboard": CommandEntry(
+        "a live page of the runs in a folder, and the planner with sliders", "fpld.cli.dashboard:COMMAND"
+    ),
+    "generate": CommandEntry("let a run's student write text", "fpld.cli.models:GENERATE"),
+    "evaluate": CommandEntry(
+        "the loss of a run's student on a text; at a node, beside the site's own models", "fpld.cli.models:EVALUATE"
+    ),
+    "audit": CommandEntry(
+        "attack a federation as its aggregator could: canaries in a node's text, and what labels and student tell",
+        "fpld.cli.audit:COMMAND",
+    ),
+    "export": CommandEntry(
+        "a run's student for transformers, or its trace as CSV, Parquet or TensorBoard files", "fpld.cli.models:EXPORT"
+    ),
+    "data": CommandEntry(
+        "list the texts and models that can be had, or fetch one into the cache", "fpld.cli.data:COMMAND"
+    ),
+    "reproduce": CommandEntry(
+        "the paper's figures and theorems, with our numbers next to the paper's", "fpld.cli.theory:REPRODUCE"
+    ),
+    "allocate": CommandEntry("share a total of bits out to nodes by weight (Theorem 5)", "fpld.cli.theory:ALLOCATE"),
+    "bounds": CommandEntry("every bound of the paper, for given numbers", "fpld.cli.theory:BOUNDS"),
+    "bench": CommandEntry("accuracy per bit and speed of codecs, side by side", "fpld.cli.bench:COMMAND"),
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
+def parser(commands: Container[str] = COMMANDS) -> argparse.ArgumentParser:
+    """Build the parser; those of the commands that are not in `commands` have no arguments, and are not imported."""
     top = argparse.ArgumentParser(
         prog="fpld",
         description="Federated Probe-Logit Distillation: one language model from text that may not leave its sites.",
     )
     top.add_argument("--version", action="version", version=f"fpld {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help="what to do")
-    for command in COMMANDS.values():
-        sub = commands.add_parser(
-            command.name,
-            help=command.help,
-            description=command.help[0].upper() + command.help[1:] + ".",
-            epilog=command.epilog,
+    subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help="what to do")
+    for name, entry in COMMANDS.items():
+        sub = subparsers.add_parser(
+            name,
+            help=entry.help,
+            description=entry.help[0].upper() + entry.help[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.configure(sub)
-        sub.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
+        if name in commands:
+            command = entry.load()
+            sub.epilog = command.epilog
+            command.configure(sub)
+            sub.add_argument(
+                "--json", action="store_true", help="print one JSON object on standard output, nothing else"
+            )
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; bad input is one line on standard error and exit code 2."""
-    arguments = parser().parse_args(argv)
+    # A command is named before its arguments, and among the words before it are no values of options: there are none.
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser([word for word in words if not word.startswith("-")][:1]).parse_args(words)
     try:
-        return COMMANDS[arguments.command].run(arguments, Output(arguments.json))
+        return COMMANDS[arguments.command].load().run(arguments, Output(arguments.json))
     except FpldError as error:
         sys.stderr.write(f"fpld {arguments.command}: error: {error}\n")
         return 2

@@ -21,13 +21,11 @@ T = TypeVar("T")
 
 
 class Command(NamedTuple):
-    """A command: its name, its help in one line, what the help ends with, its arguments, and what it does.
+    """A command: what its help ends with, its arguments, and what it does.
 
     `configure` adds the arguments to a parser. `run` takes the parsed ones, prints, and returns the exit code.
     """
 
-    name: str
-    help: str
     epilog: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Output], int]

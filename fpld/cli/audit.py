@@ -85,10 +85,4 @@ def _promising(config: Config, epsilon: float, unit: str | None) -> Config:
     return config.model_copy(update={"privacy": terms.model_copy(update=changes)})
 
 
-COMMAND = Command(
-    "audit",
-    "attack a federation as its aggregator could: canaries in a node's text, and what labels and student tell",
-    _EPILOG,
-    _configure,
-    _run,
-)
+COMMAND = Command(_EPILOG, _configure, _run)

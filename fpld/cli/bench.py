@@ -202,4 +202,4 @@ def _write(rows: list[Row], out: Path) -> list[str]:
     return [str(out / f"{NAME}.csv"), *map(str, files)]
 
 
-COMMAND = Command("bench", "accuracy per bit and speed of codecs, side by side", _EPILOG, _configure, _run)
+COMMAND = Command(_EPILOG, _configure, _run)

@@ -92,6 +92,4 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-COMMAND = Command(
-    "dashboard", "a live page of the runs in a folder, and the planner with sliders", _EPILOG, _configure, _run
-)
+COMMAND = Command(_EPILOG, _configure, _run)

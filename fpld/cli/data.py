@@ -79,6 +79,4 @@ def _sotu() -> Row:
     }
 
 
-COMMAND = Command(
-    "data", "list the texts and models that can be had, or fetch one into the cache", _EPILOG, _configure, _run
-)
+COMMAND = Command(_EPILOG, _configure, _run)

@@ -202,25 +202,7 @@ def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-CERTS = Command(
-    "certs",
-    "make the aggregator's certificates and key, and the file that nodes join with",
-    _CERTS_EPILOG,
-    _configure_certs,
-    _certs,
-)
-INIT_NODE = Command(
-    "init-node",
-    "make the keys and the file of a node, to join a federation",
-    _INIT_NODE_EPILOG,
-    _configure_init_node,
-    _init_node,
-)
-NODE = Command("node", "take part in a federation from this machine", _NODE_EPILOG, _configure_node, _node)
-AGGREGATOR = Command(
-    "aggregator",
-    "run a federation whose nodes are on other machines, over Flower",
-    _AGGREGATOR_EPILOG,
-    _configure_aggregator,
-    _aggregator,
-)
+CERTS = Command(_CERTS_EPILOG, _configure_certs, _certs)
+INIT_NODE = Command(_INIT_NODE_EPILOG, _configure_init_node, _init_node)
+NODE = Command(_NODE_EPILOG, _configure_node, _node)
+AGGREGATOR = Command(_AGGREGATOR_EPILOG, _configure_aggregator, _aggregator)

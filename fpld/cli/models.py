@@ -166,18 +166,6 @@ def _follow(run: api.Run) -> Iterator[RunData]:
         yield api.read_run(run.folder).data
 
 
-GENERATE = Command("generate", "let a run's student write text", _GENERATE_EPILOG, _configure_generate, _generate)
-EVALUATE = Command(
-    "evaluate",
-    "the loss of a run's student on a text; at a node, beside the site's own models",
-    _EVALUATE_EPILOG,
-    _configure_evaluate,
-    _evaluate,
-)
-EXPORT = Command(
-    "export",
-    "a run's student for transformers, or its trace as CSV, Parquet or TensorBoard files",
-    _EXPORT_EPILOG,
-    _configure_export,
-    _export,
-)
+GENERATE = Command(_GENERATE_EPILOG, _configure_generate, _generate)
+EVALUATE = Command(_EVALUATE_EPILOG, _configure_evaluate, _evaluate)
+EXPORT = Command(_EXPORT_EPILOG, _configure_export, _export)

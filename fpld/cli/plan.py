@@ -219,10 +219,4 @@ def _answers(arguments: argparse.Namespace, inputs: PlanInputs, source: PlanSour
     return {"plan": api.plan(inputs, policy=arguments.policy, total=total)}
 
 
-COMMAND = Command(
-    "plan",
-    "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket",
-    _EPILOG,
-    _configure,
-    _run,
-)
+COMMAND = Command(_EPILOG, _configure, _run)

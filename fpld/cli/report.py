@@ -95,4 +95,4 @@ def _rows(runs: list[RunData]) -> list[dict[str, object]]:
     return rows
 
 
-COMMAND = Command("report", "a page and figures of a run, or of several side by side", _EPILOG, _configure, _run)
+COMMAND = Command(_EPILOG, _configure, _run)

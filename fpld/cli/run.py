@@ -128,9 +128,7 @@ def _exit_on_signals() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-COMMAND = Command(
-    "run", "train one model from text at many nodes; without CONFIG, the demonstration", _EPILOG, _configure, _run
-)
+COMMAND = Command(_EPILOG, _configure, _run)
 
 
 _CHECK_EPILOG = """\
@@ -158,10 +156,4 @@ def _run_check(arguments: argparse.Namespace, output: Output) -> int:
     return 2 if wrong else 0
 
 
-CHECK = Command(
-    "check",
-    "everything that is wrong with a configuration or a node's file, before anything is trained",
-    _CHECK_EPILOG,
-    _configure_check,
-    _run_check,
-)
+CHECK = Command(_CHECK_EPILOG, _configure_check, _run_check)

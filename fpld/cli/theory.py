@@ -157,14 +157,8 @@ def _each(name: str, values: list[float], nodes: int) -> np.ndarray[tuple[int, .
     return np.broadcast_to(np.asarray(values, np.float64), (nodes,)).copy()
 
 
-ALLOCATE = Command(
-    "allocate",
-    "share a total of bits out to nodes by weight (Theorem 5)",
-    _ALLOCATE_EPILOG,
-    _configure_allocate,
-    _allocate,
-)
-BOUNDS = Command("bounds", "every bound of the paper, for given numbers", _BOUNDS_EPILOG, _configure_bounds, _bounds)
+ALLOCATE = Command(_ALLOCATE_EPILOG, _configure_allocate, _allocate)
+BOUNDS = Command(_BOUNDS_EPILOG, _configure_bounds, _bounds)
 
 
 _REPRODUCE_EPILOG = """\
@@ -221,10 +215,4 @@ def _reproduce_one(reproduction: Reproduction, seed: int, out: Path, output: Out
     return rows, sum(not claim.holds for claim in claims)
 
 
-REPRODUCE = Command(
-    "reproduce",
-    "the paper's figures and theorems, with our numbers next to the paper's",
-    _REPRODUCE_EPILOG,
-    _configure_reproduce,
-    _run_reproduce,
-)
+REPRODUCE = Command(_REPRODUCE_EPILOG, _configure_reproduce, _run_reproduce)

@@ -206,3 +206,17 @@ def test_plain_text_when_it_is_not_a_terminal() -> None:
     )
     assert b"\x1b" not in found.stdout + found.stderr
     assert found.stderr == b""
+
+
+def test_only_the_module_of_the_command_is_imported() -> None:
+    program = (
+        "import sys; from fpld.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "modules = {name for name in sys.modules if name.startswith('fpld.cli.')}\n"
+        "sys.stderr.write(' '.join(sorted(modules)))"
+    )
+    common = {"fpld.cli.arguments", "fpld.cli.output"}
+    for arguments, expected in ((["--help"], set()), (["allocate", "--help"], {"fpld.cli.theory"})):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        assert set(done.stderr.split()) == common | expected
