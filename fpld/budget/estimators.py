@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from fpld.codecs.base import Codec
-    from fpld.protocol.combine import LogitSample
+    from fpld.protocol.combine import Observation
     from fpld.types import Floats, Plan, Reals
 
 
@@ -131,21 +131,6 @@ class EstimatorTraits:
     warmup: bool = True
     forget: bool = False
     allocator: bool = True
-
-
-class Observation(NamedTuple):
-    """Hold what an estimator is shown of a round; entry k of each sequence is that of `nodes[k]`, which answered.
-
-    `noise` is the mean variance of a decoded logit. `squares` are sums of squared decoded logits, and `samples` come in
-    the order of their contexts; both only if the traits ask for them.
-    """
-
-    nodes: Sequence[int]
-    plans: Sequence[Plan]
-    codec: Codec
-    noise: Floats
-    squares: Floats
-    samples: Sequence[LogitSample] = ()
 
 
 class Estimator(ABC):

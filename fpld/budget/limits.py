@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fpld import validation
-from fpld.codecs.uniform.codec import MAX_BITS, RANGE_BYTES
+from fpld.codecs.uniform.layout import MAX_BITS, RANGE_BYTES
 from fpld.errors import BudgetError, InputError
 from fpld.registry import codecs
 from fpld.types import Plan

@@ -93,6 +93,21 @@ class LogitSample(NamedTuple):
     prior: Eighths | None
 
 
+class Observation(NamedTuple):
+    """Hold what an estimator is shown of a round; entry k of each sequence is that of `nodes[k]`, which answered.
+
+    `noise` is the mean variance of a decoded logit. `squares` are sums of squared decoded logits, and `samples` come in
+    the order of their contexts; both only if the traits ask for them.
+    """
+
+    nodes: Sequence[int]
+    plans: Sequence[Plan]
+    codec: Codec
+    noise: Floats
+    squares: Floats
+    samples: Sequence[LogitSample] = ()
+
+
 class Observer(Protocol):
     """Look at a round while it is combined; the flags state beforehand what is wanted."""
 

@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from fpld.codecs.base import encode
-from fpld.codecs.predictive.codec import PREDICTIVE
 from fpld.codecs.prior import make_prior
-from fpld.codecs.samples.codec import SAMPLES
-from fpld.codecs.uniform.codec import UNIFORM
 from fpld.kernels import numba_available
 from fpld.numerics import softmax, split
 from fpld.protocol.combine import (
@@ -36,17 +33,14 @@ from fpld.protocol.combine import (
 )
 from fpld.protocol.node_audit import audit_nodes
 from fpld.registry import codecs, rules
-from fpld.rules import MEAN, MIXTURE
 from fpld.target import Target
 from fpld.types import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fpld.codecs.base import Codec
-    from fpld.codecs.samples.decoder import SparseLabels
+    from fpld.codecs.samples.decoder import SamplesReader, SparseLabels
     from fpld.protocol.combine import Combination, Observer
-    from fpld.rules import Rule
     from fpld.rules.base import AuditingRule
     from fpld.types import Array, Floats, Ints
 
@@ -57,15 +51,15 @@ _WARMUP_NODES = 3  # enough for every rule
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """A fast implementation for one codec and one rule, and what it can serve.
+    """A fast implementation for one codec and one rule, by their names in `fpld.registry`, and what it can serve.
 
     `run` combines replies for an observer on a number of threads, as `combine_reference` does. `samples` and `squares`
     say whether observers may want those. `one_prior`: the plans must share one prior. `kernels`: it needs numba.
     `weights`: nodes may have unequal weights. None serves sequential refinement.
     """
 
-    codec: Codec
-    rule: Rule
+    codec: str
+    rule: str
     run: Callable[[Replies, Observer, int], Combination]
     samples: bool = False
     squares: bool = False
@@ -76,8 +70,8 @@ class FastPath:
     def serves(self, replies: Replies, observer: Observer) -> bool:
         """Return whether these replies can be combined for this observer."""
         return (
-            self.codec == replies.codec
-            and self.rule == replies.rule
+            codecs.get(self.codec) == replies.codec
+            and rules.get(self.rule) == replies.rule
             and (self.samples or not observer.wants_samples)
             and (self.squares or not observer.wants_squares)
             and (replies.one_prior or not self.one_prior)
@@ -157,7 +151,7 @@ def _samples(
 
     def results() -> Iterator[BlockResult]:
         pairs = zip(replies.payloads, replies.plans, strict=True)
-        readers = [SAMPLES.reader(payload, plan) for payload, plan in pairs]
+        readers = [cast("SamplesReader", replies.codec.reader(payload, plan)) for payload, plan in pairs]
         for nodes in decode_sparse(readers):
             summed = _sum_changes(nodes, weights)
             blocks.append(summed._replace(changes=(summed.changes / weights.sum()).astype(np.float32)))
@@ -190,10 +184,10 @@ def _sum_changes(nodes: Sequence[SparseLabels], weights: Floats) -> _Changes:
 
 
 FAST_PATHS = (
-    FastPath(UNIFORM, MEAN, _uniform, kernels=True),
-    FastPath(PREDICTIVE, MEAN, partial(_predictive, mixture=False), samples=True, one_prior=True),
-    FastPath(PREDICTIVE, MIXTURE, partial(_predictive, mixture=True), samples=True, one_prior=True),
-    FastPath(SAMPLES, MIXTURE, _samples, one_prior=True, weights=True),
+    FastPath("uniform", "mean", _uniform, kernels=True),
+    FastPath("predictive", "mean", partial(_predictive, mixture=False), samples=True, one_prior=True),
+    FastPath("predictive", "mixture", partial(_predictive, mixture=True), samples=True, one_prior=True),
+    FastPath("samples", "mixture", _samples, one_prior=True, weights=True),
 )
 
 

@@ -8,19 +8,18 @@ is combined again after a crash is audited on the same contexts.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from fpld.codecs.samples.codec import SAMPLES
 from fpld.numerics import split
-from fpld.rules.base import Audit, probabilities
-from fpld.rules.guarded import sum_products
+from fpld.registry import codecs
+from fpld.rules.base import Audit, probabilities, sum_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fpld.codecs.samples.decoder import SparseLabels
+    from fpld.codecs.samples.decoder import SamplesReader, SparseLabels
     from fpld.protocol.combine import Replies
     from fpld.types import Decoded, Floats, Ints, Reals
 
@@ -30,7 +29,7 @@ _AUDIT_SIZE = 1 << 22  # coordinates of a node that are audited
 
 def audit_nodes(replies: Replies) -> Audit:
     """Return the inner products of all nodes' labels."""
-    return _sparse(replies) if replies.codec == SAMPLES and replies.one_prior else _dense(replies)
+    return _sparse(replies) if replies.codec == codecs.get("samples") and replies.one_prior else _dense(replies)
 
 
 def audited_contexts(replies: Replies) -> Ints:
@@ -99,7 +98,10 @@ def _sparse(replies: Replies) -> Audit:
     noise = np.zeros(count)
     gains = np.zeros(count)
     ranges = split(contexts, vocab, _BLOCK)
-    readers = [SAMPLES.reader(payload, plan) for payload, plan in zip(replies.payloads, replies.plans, strict=True)]
+    readers = [
+        cast("SamplesReader", replies.codec.reader(payload, plan))
+        for payload, plan in zip(replies.payloads, replies.plans, strict=True)
+    ]
     for blocks in decode_sparse(readers, ranges):
         block_products = _products(blocks, vocab)
         squares = np.array([reader.squares(block) for reader, block in zip(readers, blocks, strict=True)])

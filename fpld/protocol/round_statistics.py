@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.budget.estimators import Observation
 from fpld.budget.policy import ROOM
 from fpld.codecs.prior import EIGHTHS_PER_NAT
+from fpld.protocol.combine import Observation
 from fpld.registry import estimators
 
 if TYPE_CHECKING:

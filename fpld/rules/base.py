@@ -15,7 +15,7 @@ from fpld.errors import InputError
 from fpld.numerics import softmax
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from fpld.types import Decoded, Floats, Reals
 
@@ -102,6 +102,13 @@ def probabilities(decoded: Decoded) -> Reals:
         return decoded.probabilities
     values = decoded.values
     return softmax(values - np.asarray(decoded.bias, values.dtype), values.dtype)
+
+
+def sum_products(nodes: Sequence[Reals]) -> tuple[Floats, Floats]:
+    """Return sums over a block of contexts: of the nodes' inner products [K, K], and of their probabilities [K, V]."""
+    stack = np.stack(nodes).astype(np.float64)
+    flat = stack.reshape(len(stack), -1)
+    return flat @ flat.T, stack.sum(axis=1)
 
 
 def with_trim(rule: Rule, *, trim: int | None) -> Rule:

@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld import validation
-from fpld.rules.base import Audit, RuleTraits, probabilities
+from fpld.rules.base import Audit, RuleTraits, probabilities, sum_products
 from fpld.rules.mixture import Mixture
 from fpld.rules.robust import squared_distances, weiszfeld
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fpld.rules.base import Accumulator
     from fpld.types import Decoded, Floats, Reals
 
@@ -75,13 +73,6 @@ class Guarded:
         """Return by how much the nodes' distances to the median exceed the tolerance, in the median node's distance."""
         distances = np.sqrt(squared_distances(gram, weiszfeld(gram)))
         return np.maximum(distances / max(float(np.median(distances)), _LEAST_DISTANCE) - self.tolerance, 0)
-
-
-def sum_products(nodes: Sequence[Reals]) -> tuple[Floats, Floats]:
-    """Return sums over a block of contexts: of the nodes' inner products [K, K], and of their probabilities [K, V]."""
-    stack = np.stack(nodes).astype(np.float64)
-    flat = stack.reshape(len(stack), -1)
-    return flat @ flat.T, stack.sum(axis=1)
 
 
 class _Guarded:

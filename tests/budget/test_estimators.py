@@ -9,11 +9,11 @@ import pytest
 
 from fpld import Decoded, InputError, Plan
 from fpld.budget import allocators
-from fpld.budget.estimators import Moments, Observation, distortion_weights, fit_curve, loss_curve
+from fpld.budget.estimators import Moments, distortion_weights, fit_curve, loss_curve
 from fpld.codecs import PredictiveCodec, UniformCodec, decode, encode, make_prior
 from fpld.paper import theory
 from fpld.paper.theory import objective
-from fpld.protocol.combine import LogitSample
+from fpld.protocol.combine import LogitSample, Observation
 from fpld.protocol.round_statistics import Agreement
 from fpld.registry import codecs, estimators
 from tests.helpers import make_plan

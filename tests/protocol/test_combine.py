@@ -28,7 +28,7 @@ from fpld.protocol import Aggregator, Budget, Node, Settings, combine, fast_path
 from fpld.protocol.combine import Combined, LogitSample, Replies
 from fpld.protocol.fast_paths import FAST_PATHS, combine_replies
 from fpld.protocol.spool import Spool
-from fpld.registry import rules
+from fpld.registry import codecs, rules
 from fpld.rules import MEAN, MIXTURE, PRECISION
 from tests.codecs.codec_rows import ROWS, Row, draw, each_codec
 from tests.helpers import make_plan
@@ -201,9 +201,7 @@ def agree(replies: Replies, found: tuple[Combined, Watcher], expected: tuple[Com
         pytest.param((150, 3000), id="some are", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(
-    "rule", ["guarded", *(r for r in DEFINITIONS if any(path.rule == rules.get(r) for path in FAST_PATHS))]
-)
+@pytest.mark.parametrize("rule", ["guarded", *(r for r in DEFINITIONS if any(path.rule == r for path in FAST_PATHS))])
 @each_want
 def test_a_fast_path_gives_what_the_reference_gives(
     name: str, shape: tuple[int, int], rule: str, wants: tuple[str, ...]
@@ -220,8 +218,8 @@ def test_a_fast_path_gives_what_the_reference_gives(
 def test_each_fast_path_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above compares two things; and not where it does not serve."""
     for path in FAST_PATHS:
-        name = next(name for name, (codec, _) in SCENES.items() if codec == path.codec)
-        replies = with_rule(scene(name, M, V), next(n for n in DEFINITIONS if rules.get(n) == path.rule))
+        name = next(name for name, (codec, _) in SCENES.items() if codec == codecs.get(path.codec))
+        replies = with_rule(scene(name, M, V), path.rule)
         for wants in WANTS.values():
             watcher = Watcher(*wants)
             serves = (path.samples or not watcher.wants_samples) and (path.squares or not watcher.wants_squares)
