@@ -10,9 +10,8 @@ from fpld import students
 from fpld.federation import workers
 from fpld.federation.evaluation import measured_row
 from fpld.federation.workers import evaluation_arguments
-from fpld.node.local_models import read_kept_model
 from fpld.node.spec import base_file
-from fpld.node.training import privacy_budget
+from fpld.node.training import privacy_budget, read_kept_model
 from fpld.progress import ProgressLabel, run_labelled
 from fpld.storage.run_folder import OWN_MODEL, text_file
 from fpld.students.heldout import mean_losses, window_losses

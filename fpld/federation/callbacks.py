@@ -16,27 +16,40 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fpld import students
+from fpld.data import load_tokenizer
 from fpld.errors import StorageError
-from fpld.federation import workers
-from fpld.federation.record import best_round
+from fpld.federation.record import SampleText, best_round
 from fpld.federation.telemetry import RESULT
-from fpld.progress import ProgressLabel, run_labelled, show_seconds
+from fpld.node.training import open_student
+from fpld.progress import ProgressLabel, followed_by, run_labelled, show_seconds
+from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import BEST_STUDENT, PROGRESS, PUBLIC, TOKENIZER
+from fpld.students.generate import continuation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
-    from fpld.federation.record import Incident, RoundRecord, SampleText
+    from fpld.data import Tokenizer
+    from fpld.federation.record import Incident, RoundRecord
     from fpld.federation.setup import Setup
     from fpld.federation.state import State
     from fpld.protocol import Combined, Receipt
     from fpld.storage.run_folder import RunFolder
+    from fpld.students import Student
     from fpld.types import Arrays
 
 log = logging.getLogger(__name__)
 
+MAX_PROMPT_WORDS = 5
+SAMPLE_TOKENS = 40
+SAMPLE_TEMPERATURE = 0.8
+_PROMPT_WINDOW = 64  # tokens of public text that a prompt is cut from
 _SECONDS_PER_NODE = 0.001  # between two writes of the progress file at least, for each node in it
 _PHASE_SECONDS = {"collecting": "local", "combining": "combine", "distilling": "distill", "evaluating": "evaluate"}
 _NEXT_PHASE = {"collecting": "combining", "combining": "distilling", "distilling": "evaluating"}
@@ -296,13 +309,59 @@ class SampleTexts(Callback):
         run = self._setup.config.run
         folder = self._setup.run.path
         files = (folder / TOKENIZER, folder / PUBLIC)
-        write = partial(workers.sample_texts, self._setup.base, state.student, *files, run.continuations, run.seed)
+        write = partial(sample_texts, self._setup.base, state.student, *files, run.continuations, run.seed)
         label = ProgressLabel(self._setup.method, state.round, "student")
         self._texts = self._setup.pool.submit(run_labelled, label, write)
 
     def annotate(self, record: RoundRecord) -> RoundRecord:
         """Add the texts."""
         return record if self._texts is None else dataclasses.replace(record, continuations=self._texts.result())
+
+
+def sample_texts(base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int) -> list[SampleText]:
+    """Let a student continue a few pieces of the public text.
+
+    They are for people to read. Prompts and draws follow from the run's seed and are the same in all rounds.
+    """
+    student = open_student(base, state)
+    words = load_tokenizer(tokenizer, vocab=student.vocab)
+    texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
+    with followed_by("noting them"):
+        return write_samples(student, words, texts, seed=seed)
+
+
+def prompts(public: np.ndarray[Any, Any], tokenizer: Tokenizer, *, count: int, seed: int) -> list[str]:
+    """Return the beginnings of lines, or else of words, at random places of a public text."""
+    rng = np.random.default_rng(derive_seed(seed, "continuations"))
+    starts = rng.integers(max(len(public) - _PROMPT_WINDOW, 1), size=count)
+    return [_beginning(tokenizer.decode(public[start : start + _PROMPT_WINDOW])) for start in starts]
+
+
+def _beginning(text: str) -> str:
+    r"""Return the first words of a piece of text that may begin within a word, and end within one.
+
+    >>> _beginning("itizens of the House.\nThe state of the Union is strong, my fel")
+    'The state of the Union'
+    >>> _beginning("untrymen and the Senate")
+    'and the'
+    """
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        if len(words) > MAX_PROMPT_WORDS:
+            return " ".join(words[:MAX_PROMPT_WORDS])
+    return " ".join(text.split()[1:-1][:MAX_PROMPT_WORDS]) or text
+
+
+def write_samples(student: Student, tokenizer: Tokenizer, texts: list[str], *, seed: int) -> list[SampleText]:
+    """Return each prompt and how the student continues it."""
+    seeds = [derive_seed(seed, "continuations", i) for i in range(len(texts))]
+    return [
+        SampleText(
+            text,
+            continuation(student, tokenizer, text, tokens=SAMPLE_TOKENS, seed=each, temperature=SAMPLE_TEMPERATURE),
+        )
+        for text, each in zip(texts, seeds, strict=True)
+    ]
 
 
 class BestStudent(Callback):

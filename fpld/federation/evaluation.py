@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
-from fpld.node.local_models import read_kept_model
+from fpld.node.training import read_kept_model
 from fpld.storage.run_folder import BEST_STUDENT, OWN_LOSSES, RESULT, STUDENT, STUDENT_BEST, TRACE, WINDOWS
 from fpld.students.heldout import loss_difference
 

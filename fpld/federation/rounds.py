@@ -30,17 +30,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fpld.errors import ProtocolError, QuorumError
 from fpld.federation import workers
 from fpld.federation.callbacks import Callbacks, default_callbacks
-from fpld.federation.prior import drop_prior, round_prior
 from fpld.federation.record import Incident, RoundRecord, Traffic, with_means
 from fpld.federation.setup import Setup, protocol_settings
 from fpld.federation.state import State, commit, initial_state, recall
+from fpld.node.prior_cache import Predictions, fits_in_file, map_prior
+from fpld.node.training import open_student
 from fpld.paper.theory import bracket_conditions
 from fpld.progress import ProgressLabel, followed_by, labelled, report_elapsed, run_labelled
-from fpld.protocol import Aggregator
+from fpld.protocol.aggregator import Aggregator
+from fpld.protocol.shared_prior import ComputedPrior
 from fpld.protocol.weights import StudentDeltas
 from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.registry import codecs
 from fpld.seeds import derive_seed
-from fpld.storage.run_folder import PUBLIC, RunFolder
+from fpld.storage.run_folder import PRIOR, PUBLIC, RunFolder
 from fpld.types import run_id
 from fpld.validation import printable
 
@@ -48,12 +51,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
 
+    from fpld.codecs.prior import Prior
     from fpld.config import Config
+    from fpld.data import ProbeSet
     from fpld.engines.base import Engine
     from fpld.federation.callbacks import Callback
     from fpld.federation.prepare import Public
     from fpld.federation.record import Heldout
     from fpld.protocol import Combined, Receipt, Task
+    from fpld.protocol.shared_prior import PriorNotes
     from fpld.target import Target
     from fpld.types import Arrays
 
@@ -61,6 +67,33 @@ log = logging.getLogger(__name__)
 
 DOUBTFUL_TRUST = 0.5
 """The trust below which a warning names the node."""
+
+
+class RoundPrior(NamedTuple):
+    """A prior, and the notes for nodes that compute it; neither if the codec needs none."""
+
+    prior: Prior | None = None
+    notes: PriorNotes | None = None
+
+
+def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
+    """Predict the probe set of a round with a student, if the codec codes against a prior."""
+    if not codecs.get(setup.config.codec.name).traits.prior:
+        return RoundPrior()
+    shape = probe.contexts, probe.vocab
+    path = setup.store.path / PRIOR if fits_in_file(shape) else None
+    margin = setup.config.probe.margin
+    subject = ProgressLabel(setup.method, model="student")
+    notes = setup.pool.submit(run_labelled, subject, workers.predict, setup.base, student, probe, path, margin).result()
+    if path is None:
+        predict = Predictions(open_student(setup.base, student), probe.sequences)
+        return RoundPrior(ComputedPrior(predict, notes), notes)
+    return RoundPrior(map_prior(path, shape), notes)
+
+
+def drop_prior(setup: Setup) -> None:
+    """Delete the file of a round that is over."""
+    (setup.store.path / PRIOR).unlink(missing_ok=True)
 
 
 class OpenRound(NamedTuple):

@@ -12,7 +12,7 @@ from fpld.budget.limits import Uplinks, senders
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.data.probe import round_probe
 from fpld.node.spec import base_file
-from fpld.protocol import Settings
+from fpld.protocol.aggregator import Settings
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.seeds import derive_key
 from fpld.storage.files import canonical_json

@@ -9,24 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld.codecs.prior import block_ranges
-from fpld.data import load_tokenizer
 from fpld.errors import InputError
-from fpld.federation.record import SampleText
-from fpld.node.local_models import node_model_losses
 from fpld.node.prior_cache import Predictions
 from fpld.node.round import answer_task, learn_from_student
 from fpld.node.spec import base_file
-from fpld.node.training import open_student, train_on_texts
+from fpld.node.training import node_model_losses, open_student, train_on_texts
 from fpld.numerics import log_softmax, split
 from fpld.progress import followed_by
 from fpld.protocol.messages import Task
 from fpld.protocol.shared_prior import collect_notes, round_blocks
 from fpld.protocol.weights import round_weights
-from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import HELDOUT, RunFolder
 from fpld.students import divergence
-from fpld.students.generate import continuation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +29,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from fpld.config import Config
-    from fpld.data import ProbeSet, Tokenizer
+    from fpld.data import ProbeSet
     from fpld.node.round import NodePaths
     from fpld.node.spec import NodeSpec
     from fpld.node.training import PrivacyBudget
@@ -45,10 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_PROMPT_WORDS = 5
-SAMPLE_TOKENS = 40
-SAMPLE_TEMPERATURE = 0.8
-_PROMPT_WINDOW = 64  # tokens of public text that a prompt is cut from
 _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
 
 NOISE_NATS = 0.02
@@ -129,18 +120,6 @@ def _written(blocks: Iterable[RoundedBlock], file: BinaryIO) -> Iterator[Rounded
         yield block
 
 
-def sample_texts(base: Path, state: Arrays, tokenizer: Path, public: Path, count: int, seed: int) -> list[SampleText]:
-    """Let a student continue a few pieces of the public text.
-
-    They are for people to read. Prompts and draws follow from the run's seed and are the same in all rounds.
-    """
-    student = open_student(base, state)
-    words = load_tokenizer(tokenizer, vocab=student.vocab)
-    texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
-    with followed_by("noting them"):
-        return write_samples(student, words, texts, seed=seed)
-
-
 def finetune(
     base: Path,
     state: Arrays | None,
@@ -203,40 +182,3 @@ def evaluation_arguments(
 ) -> tuple[Any, ...]:
     """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
     return run.path / base_file(config, index), state, run.path / HELDOUT, config.probe.length
-
-
-_BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
-
-
-def prompts(public: np.ndarray[Any, Any], tokenizer: Tokenizer, *, count: int, seed: int) -> list[str]:
-    """Return the beginnings of lines, or else of words, at random places of a public text."""
-    rng = np.random.default_rng(derive_seed(seed, "continuations"))
-    starts = rng.integers(max(len(public) - _PROMPT_WINDOW, 1), size=count)
-    return [_beginning(tokenizer.decode(public[start : start + _PROMPT_WINDOW])) for start in starts]
-
-
-def _beginning(text: str) -> str:
-    r"""Return the first words of a piece of text that may begin within a word, and end within one.
-
-    >>> _beginning("itizens of the House.\nThe state of the Union is strong, my fel")
-    'The state of the Union'
-    >>> _beginning("untrymen and the Senate")
-    'and the'
-    """
-    for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) > MAX_PROMPT_WORDS:
-            return " ".join(words[:MAX_PROMPT_WORDS])
-    return " ".join(text.split()[1:-1][:MAX_PROMPT_WORDS]) or text
-
-
-def write_samples(student: Student, tokenizer: Tokenizer, texts: list[str], *, seed: int) -> list[SampleText]:
-    """Return each prompt and how the student continues it."""
-    seeds = [derive_seed(seed, "continuations", i) for i in range(len(texts))]
-    return [
-        SampleText(
-            text,
-            continuation(student, tokenizer, text, tokens=SAMPLE_TOKENS, seed=each, temperature=SAMPLE_TEMPERATURE),
-        )
-        for text, each in zip(texts, seeds, strict=True)
-    ]

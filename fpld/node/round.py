@@ -13,9 +13,8 @@ import numpy as np
 
 from fpld.data.probe import round_probe
 from fpld.errors import ProtocolError
-from fpld.node.local_models import keep_node_model, read_kept_model
 from fpld.node.prior_cache import Predictions, open_prior
-from fpld.node.training import open_student, record_dp_steps, train_on_texts
+from fpld.node.training import keep_node_model, open_student, read_kept_model, record_dp_steps, train_on_texts
 from fpld.progress import followed_by
 from fpld.protocol.messages import Task, encode_prior_request
 from fpld.protocol.node import Node

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fpld.config import Count, Name, PrivacySection, Section, TrainSection
+from fpld.config.sections import Count, Name, PrivacySection, Section, TrainSection
 from fpld.errors import ProtocolError
 from fpld.node.training import PrivacyBudget
 from fpld.storage.run_folder import PROBE, PUBLIC, TOKENIZER

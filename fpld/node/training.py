@@ -1,16 +1,26 @@
-"""Training at a node: students made and opened in one thread, local training, and its privacy accounting.
+"""The models of a node: made and opened in one thread, trained on its text, accounted for, and kept for their users.
 
 Bits depend on the number of threads, and one process per node is faster than threads: so PyTorch has one. Where the
 configuration has [privacy], local training is DP-SGD. Each round then adds its steps to the node's `privacy.json`, from
 which the epsilon of the run is computed.
+
+Models are kept for `fpld generate`, `fpld evaluate` and `fpld export`; no round depends on them. The metadata of each
+names its run. Their losses on held-out text stand beside the student's in the results. A run on one machine has them
+all; over a network they belong to the site, and are sent only with its permission.
+
+METHOD/best.safetensors             the student of the round with the lowest held-out loss
+METHOD/nodes/N/alone.safetensors    node N's model after its first round: the base, trained on its own text alone
+METHOD/nodes/N/own.safetensors      node N's model after its last round: the student, trained on its own text
+METHOD/nodes/N/adopted.safetensors  node N's model, if it is of another kind, distilled from the last student
 """
 
 from __future__ import annotations
 
+import filecmp
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +30,9 @@ from fpld.privacy import DpSteps, Mechanism, PrivateText, RandomSource, calibrat
 from fpld.privacy.sampling import by_window
 from fpld.storage.arrays import read_arrays
 from fpld.storage.files import read_utf8, write_atomic
-from fpld.storage.run_folder import PRIVACY
-from fpld.students import Student, student_class
+from fpld.storage.run_folder import ADOPTED_MODEL, ALONE_MODEL, OWN_MODEL, PRIVACY
+from fpld.students import student_class
+from fpld.students.heldout import heldout_losses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +40,7 @@ if TYPE_CHECKING:
 
     from fpld.config import Config, PrivacySection
     from fpld.storage.run_folder import RunFolder
+    from fpld.students import Student
     from fpld.students.configs import StudentChoice
     from fpld.types import Arrays
 
@@ -192,3 +204,61 @@ def _rounds(folder: Path) -> dict[int, DpSteps]:
         return {row["round"]: DpSteps(row["noise"], row["rate"], row["steps"]) for row in json.loads(read_utf8(path))}
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} is damaged ({error}): start the run anew") from None
+
+
+def keep_node_model(folder: Path, round: int, model: Student, *, run: str) -> None:
+    """Write a node's own model after a round."""
+    model.save(folder / OWN_MODEL, run=run)
+    if round == 1:
+        model.save(folder / ALONE_MODEL, run=run)
+
+
+def read_kept_model(path: Path, run: str) -> Arrays:
+    """Return the parameters of a kept model; raise InputError for one of another run."""
+    state, metadata = read_arrays(path)
+    if metadata.get("run") != run:
+        raise InputError(f"{path} is not of this run: start the run anew")
+    return state
+
+
+def node_model_losses(
+    folder: Path, texts: Sequence[np.ndarray[Any, Any]], node: int, length: int, *, run: str | None = None
+) -> dict[str, float | None]:
+    """Evaluate a node's model after the federation (`own`) and without it (`alone`).
+
+    The model after the federation is the one after the node's last training. Where it is of another kind than the
+    student, it has also been distilled from the last student.
+
+    Parameters
+    ----------
+    texts, node
+        The held-out texts, and which of them is the node's.
+    run
+        Models of another run are refused (None: they are not checked).
+
+    Returns
+    -------
+    dict
+        `own` and `alone`: the losses on the node's text. With several texts also `own_all` and `alone_all`, the means
+        over all texts. None stands for a model that is not there.
+    """
+    last = folder / (ADOPTED_MODEL if (folder / ADOPTED_MODEL).exists() else OWN_MODEL)
+    first = folder / ALONE_MODEL
+    own = _losses(last, texts, length, run)
+    # After a single round both are the same model.
+    same = first.exists() and last.exists() and filecmp.cmp(first, last, shallow=False)
+    alone = own if same else _losses(first, texts, length, run)
+    table: dict[str, float | None] = {}
+    for name, losses in (("own", own), ("alone", alone)):
+        table[name] = None if losses is None else losses[node]
+        if len(texts) > 1:
+            table[f"{name}_all"] = None if losses is None else float(np.mean(losses))
+    return table
+
+
+def _losses(path: Path, texts: Sequence[np.ndarray[Any, Any]], length: int, run: str | None) -> list[float] | None:
+    if not path.exists():
+        return None
+    if run is not None:
+        read_kept_model(path, run)
+    return heldout_losses(open_student(path), texts, length)

@@ -7,13 +7,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fpld.federation.record import DOWNLINK_KINDS, UPLINK_KINDS
-from fpld.report.run import OwnLoss
 from fpld.units import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fpld.report.run import RunData
+    from fpld.report.run import OwnLoss, RunData
 
 Row = dict[str, Any]
 PERCENT = ("share", "used")
@@ -142,7 +141,9 @@ def _own_model_columns(own_losses: Mapping[str, OwnLoss], name: str) -> Row:
     """Return the losses of a node's own models on the same text as the student's; no columns if none are known."""
     if not own_losses:
         return {}
-    losses = own_losses.get(name) or OwnLoss(node=name)
+    losses = own_losses.get(name)
+    if losses is None:
+        return {"own_model_loss": None, "alone_loss": None}
     columns = {"own_model_loss": losses.own, "alone_loss": losses.alone}
     over_all_texts = {"own_model_all": losses.own_all, "alone_all": losses.alone_all}
     return columns | {column: loss for column, loss in over_all_texts.items() if loss is not None}

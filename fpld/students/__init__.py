@@ -12,15 +12,17 @@ import numpy as np
 from fpld import registry
 from fpld.errors import InputError
 from fpld.storage.arrays import read_arrays, write_arrays
-from fpld.students.base import Student
 from fpld.students.heldout import divergence
 from fpld.target import Target
 
 if TYPE_CHECKING:
+    from fpld.students.base import Student
     from fpld.students.ngram import NGram, NGramConfig
 
+_LAZY_NAMES = {"Student": "base", "NGram": "ngram", "NGramConfig": "ngram"}  # and the modules that define them
 
-def student_class(kind: str) -> type[Student]:
+
+def student_class(kind: str) -> "type[Student]":
     """Return the class of a kind of student by name.
 
     >>> student_class("ngram").__name__
@@ -29,7 +31,7 @@ def student_class(kind: str) -> type[Student]:
     return registry.students.get(kind)
 
 
-def load(path: str | Path) -> Student:
+def load(path: str | Path) -> "Student":
     """Read a student of any kind from a file that `save` wrote."""
     kind = read_arrays(path)[1].get("kind", "")
     try:
@@ -50,8 +52,8 @@ def write_state(path: str | Path, state: dict[str, np.ndarray], *, like: str | P
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("NGram", "NGramConfig"):
-        return getattr(import_module("fpld.students.ngram"), name)
+    if name in _LAZY_NAMES:
+        return getattr(import_module(f"fpld.students.{_LAZY_NAMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

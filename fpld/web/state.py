@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fpld.budget.limits import Sender
 from fpld.errors import FpldError, InputError
-from fpld.planner import PlanInputs, Sender, forecast
-from fpld.planner.forecast import MEGABYTE
-from fpld.planner.inputs import read_plan_source
+from fpld.planner.forecast import MEGABYTE, forecast
+from fpld.planner.inputs import PlanInputs, read_plan_source
 from fpld.planner.render import plan_section
 from fpld.report.page import run_section, template_environment
 from fpld.report.run import find_runs, fingerprint, last_modified, read_run_data

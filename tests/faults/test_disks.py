@@ -19,7 +19,7 @@ from fpld.errors import InputError
 from fpld.federation.prepare import prepare
 from fpld.federation.rounds import Federation
 from fpld.federation.workers import evaluate_own
-from fpld.node.local_models import read_kept_model
+from fpld.node.training import read_kept_model
 from fpld.storage.arrays import MAX_HEADER_BYTES, dump_arrays, read_arrays, write_arrays
 from fpld.storage.checkpoints import load_checkpoint, previous_file, read_checkpoint, write_checkpoint
 from fpld.storage.files import write_atomic

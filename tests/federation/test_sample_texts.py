@@ -10,7 +10,7 @@ import pytest
 
 from fpld.cli import main
 from fpld.data import ByteTokenizer
-from fpld.federation.workers import MAX_PROMPT_WORDS, SAMPLE_TOKENS, prompts
+from fpld.federation.callbacks import MAX_PROMPT_WORDS, SAMPLE_TOKENS, prompts
 from fpld.students import load
 from fpld.students.generate import continuation
 from tests.federation.conftest import WORDS as TEXTS

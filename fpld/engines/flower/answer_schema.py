@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from fpld.config import Section
-from fpld.engines.flower.site.errors import MAX_REASON_CHARACTERS
+from fpld.config.sections import Section
 from fpld.errors import ProtocolError
 from fpld.federation.record import Heldout, Incident
 from fpld.validation import printable
 
 MAX_ANSWER_BYTES = 1 << 17
+MAX_REASON_CHARACTERS = 100  # of why a site has no loss: one of the sentences in `site.errors`
 MAX_LOSS = 100.0  # nats per token; the uniform distribution over any vocabulary is far below
 Size = Annotated[int, Field(gt=0, lt=2**40)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -55,7 +55,7 @@ class Joined(AnswerSchema):
 class Evaluated(AnswerSchema):
     """A student's loss in nats per token on a node's held-out text, and the size of that text.
 
-    With the site's permission also the losses of its own models (`fpld.node.local_models`). A site with private
+    With the site's permission also the losses of its own models (`fpld.node.training`). A site with private
     training sends none of these. `failed` says why there is no loss where there should be one.
     """
 

@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
-from fpld.config import MOST_MESSAGE
+from fpld.config.sections import MOST_MESSAGE
 from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
 from fpld.errors import ProtocolError, SizeError
 from fpld.federation.record import array_kinds

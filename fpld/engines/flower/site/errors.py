@@ -33,7 +33,6 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (FpldError, "site: the site cannot do this"),
     (Exception, "program: the site's program failed"),
 )
-MAX_REASON_CHARACTERS = 100
 
 
 class SiteError(FpldError):

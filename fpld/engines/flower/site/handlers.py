@@ -31,11 +31,10 @@ from fpld.engines.flower.site.lock import read_presence
 from fpld.errors import ProtocolError
 from fpld.federation import workers
 from fpld.federation.telemetry import listen
-from fpld.node.local_models import node_model_losses
 from fpld.node.round import NodePaths, answer_task, learn_from_student
 from fpld.node.spec import NodeSpec
 from fpld.node.text import node_text
-from fpld.node.training import open_student, private_training
+from fpld.node.training import node_model_losses, open_student, private_training
 from fpld.progress import ProgressLabel, labelled
 from fpld.protocol.messages import digest, is_prior_request
 from fpld.protocol.weights import decode_delta, delta_digests, weights_digest

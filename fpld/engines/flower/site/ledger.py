@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fpld.errors import BudgetError, InputError
-from fpld.privacy import DpSteps, epsilon
+from fpld.privacy.accounting import DpSteps, epsilon
 from fpld.storage.files import storage_error
 
 if TYPE_CHECKING:
