@@ -18,6 +18,18 @@ class InputError(FpldError, ValueError):
     """The caller passed something that cannot be used: a local mistake, before anything was sent."""
 
 
+class ParameterError(InputError):
+    """A parameter has a value that cannot be used: `key` is its name, `problem` what it must be."""
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(key, problem)
+        self.key = key
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.problem}"
+
+
 class BudgetError(InputError):
     """A bit budget that cannot be met or that a codec cannot work with."""
 

@@ -68,7 +68,7 @@ def _configure_generate(parser: argparse.ArgumentParser) -> None:
 def _generate(arguments: argparse.Namespace, output: Output) -> int:
     """Write the texts."""
     from fpld.report.models import open_models
-    from fpld.students.checks import check_count
+    from fpld.validation import check_count
 
     check_count("--samples", arguments.samples, 1)
     texts = api.generate_texts(

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
     from fpld.data import Tokenizer
     from fpld.federation.record import Incident, RoundRecord
-    from fpld.federation.setup import Setup
-    from fpld.federation.state import State
+    from fpld.federation.state import Setup, State
     from fpld.protocol import Combined, Receipt
     from fpld.storage.run_folder import RunFolder
     from fpld.students import Student

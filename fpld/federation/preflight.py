@@ -22,7 +22,7 @@ from fpld.config.config import Finding
 from fpld.data.fetch import ARCHIVES, cache_folder
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import deal, read_corpus
-from fpld.federation.setup import configured_budget
+from fpld.federation.state import configured_budget
 from fpld.node.text import first_documents
 from fpld.node.training import make_student
 from fpld.privacy.accounting import accounting_library

@@ -31,8 +31,7 @@ from fpld.errors import ProtocolError, QuorumError
 from fpld.federation import workers
 from fpld.federation.callbacks import Callbacks, default_callbacks
 from fpld.federation.record import Incident, RoundRecord, Traffic, with_means
-from fpld.federation.setup import Setup, protocol_settings
-from fpld.federation.state import State, commit, initial_state, recall
+from fpld.federation.state import Setup, State, commit, initial_state, protocol_settings, recall
 from fpld.node.prior_cache import Predictions, fits_in_file, map_prior
 from fpld.node.training import open_student
 from fpld.paper.theory import bracket_conditions

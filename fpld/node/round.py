@@ -20,8 +20,7 @@ from fpld.protocol.messages import Task, encode_prior_request
 from fpld.protocol.node import Node
 from fpld.protocol.shared_prior import ComputedPrior
 from fpld.seeds import derive_seed
-from fpld.storage.arrays import read_arrays
-from fpld.storage.checkpoints import load_checkpoint, previous_file, read_checkpoint, write_checkpoint
+from fpld.storage.arrays import load_checkpoint, previous_file, read_arrays, read_checkpoint, write_checkpoint
 from fpld.storage.run_folder import ADOPTED_MODEL, NODE_STATE, OWN_MODEL, PRIOR, RunFolder
 from fpld.target import Target
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
 
 import numpy as np
 
-from fpld.errors import InputError
+from fpld.errors import InputError, ParameterError
 from fpld.numerics import log_sum_exp
 from fpld.privacy.sampling import PADDING
 from fpld.progress import LoopProgress
 from fpld.storage.arrays import read_arrays, write_arrays
-from fpld.students.checks import (
-    ParameterError,
+from fpld.target import Target, as_target
+from fpld.validation import (
     check_count,
     check_finite,
     check_sequences,
@@ -31,7 +31,6 @@ from fpld.students.checks import (
     check_training,
     check_weight,
 )
-from fpld.target import Target, as_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor, nn
 
-from fpld.errors import InputError
-from fpld.students.checks import ParameterError
+from fpld.errors import InputError, ParameterError
 from fpld.students.pretrained import MODEL_LOCK, require
 
 if TYPE_CHECKING:

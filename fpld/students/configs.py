@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from fpld.errors import InputError
+from fpld.errors import InputError, ParameterError
 from fpld.registry import students
-from fpld.students.checks import ParameterError, check_count, check_positive, check_vocab, check_weight
+from fpld.validation import check_count, check_positive, check_vocab, check_weight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.data.tokenizers import SEPARATOR
-from fpld.students.checks import check_count, check_tokens, check_weight
+from fpld.validation import check_count, check_tokens, check_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ from fpld.privacy import Mechanism, PrivateText, RandomSource
 from fpld.privacy.sampling import PADDING
 from fpld.progress import LoopProgress
 from fpld.students.base import Distillation, Predictor, PrivateTraining, Student, TailAverage, tail_mean
-from fpld.students.checks import check_count, check_sequences
 from fpld.target import Target
+from fpld.validation import check_count, check_sequences
 
 try:
     import torch

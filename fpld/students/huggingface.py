@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from fpld.errors import InputError, MissingExtraError
-from fpld.students.checks import ParameterError, check_count, check_sequences
+from fpld.errors import InputError, MissingExtraError, ParameterError
 from fpld.students.configs import HuggingFaceConfig
 from fpld.students.export import export_pretrained
 from fpld.students.pretrained import check_tokenizer, load_model, load_transformers_tokenizer, locate, model_digest
+from fpld.validation import check_count, check_sequences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

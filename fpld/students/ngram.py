@@ -18,8 +18,8 @@ from fpld.errors import InputError
 from fpld.numerics import softmax
 from fpld.progress import LoopProgress
 from fpld.students.base import Distillation, Student, TailAverage, tail_mean
-from fpld.students.checks import check_count, check_positive, check_vocab
 from fpld.target import Target
+from fpld.validation import check_count, check_positive, check_vocab
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
 MAX_PARAMETERS = 1 << 28

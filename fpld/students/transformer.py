@@ -14,9 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from fpld.errors import InputError, MissingExtraError
-from fpld.students.checks import check_count
 from fpld.students.configs import NORM_EPSILON, ROTARY_BASE, TransformerConfig
 from fpld.students.export import export_llama
+from fpld.validation import check_count
 
 try:
     import torch

@@ -12,7 +12,7 @@ from fpld import config as configuration
 from fpld.budget.limits import Sender, Uplinks
 from fpld.budget.policy import Budget
 from fpld.errors import BudgetError
-from fpld.federation.setup import configured_budget
+from fpld.federation.state import configured_budget
 from fpld.planner import forecast
 from fpld.planner.inputs import read_plan_source
 from fpld.protocol.round_statistics import RunningStatistics

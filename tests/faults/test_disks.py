@@ -20,8 +20,16 @@ from fpld.federation.prepare import prepare
 from fpld.federation.rounds import Federation
 from fpld.federation.workers import evaluate_own
 from fpld.node.training import read_kept_model
-from fpld.storage.arrays import MAX_HEADER_BYTES, dump_arrays, read_arrays, write_arrays
-from fpld.storage.checkpoints import load_checkpoint, previous_file, read_checkpoint, write_checkpoint
+from fpld.storage.arrays import (
+    MAX_HEADER_BYTES,
+    dump_arrays,
+    load_checkpoint,
+    previous_file,
+    read_arrays,
+    read_checkpoint,
+    write_arrays,
+    write_checkpoint,
+)
 from fpld.storage.files import write_atomic
 from fpld.storage.run_folder import CHECKPOINT, HELDOUT, NODE_STATE, SEALS, RunFolder
 

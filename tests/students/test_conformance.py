@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fpld.errors import InputError
+from fpld.errors import InputError, ParameterError
 from fpld.numerics import log_sum_exp
 from fpld.storage.arrays import read_arrays, write_arrays
 from fpld.students import load
 from fpld.students.base import Student
-from fpld.students.checks import ParameterError
 from fpld.students.ngram import NGram, NGramConfig
 
 V = 24
