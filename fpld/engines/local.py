@@ -24,7 +24,7 @@ from fpld.federation.record import Heldout, Incident, task_kinds
 from fpld.federation.rounds import Federation
 from fpld.federation.telemetry import Status, loop_files
 from fpld.federation.workers import evaluation_arguments
-from fpld.node.round import NodePaths
+from fpld.node.round import NodePaths, learn_from_student
 from fpld.node.spec import node_specs
 from fpld.node.training import write_privacy_report
 from fpld.progress import ProgressLabel, run_labelled
@@ -150,7 +150,7 @@ def submit_learning(federation: Federation, pool: Executor) -> list[Future[None]
         pool.submit(
             run_labelled,
             ProgressLabel(federation.name, model=spec.name),
-            workers.learn_from_last_student,
+            learn_from_student,
             spec,
             node_paths(federation, spec.index),
             federation.state.student,

@@ -18,7 +18,7 @@ accepted and distils the student to the target. Both are the same whatever the e
 closes the round, and commits it. An engine whose nodes evaluate a student with the task that brings it has no losses
 yet when the round ends: then the record is *pending*, the checkpoint holds it, and the losses complete it with the
 next round, or at the end of the run. A process may be killed at any moment: what was committed last is where the next
-one goes on, with the same bits. Callbacks (`fpld.federation.telemetry`) look on; without them the result is the same.
+one goes on, with the same bits. Callbacks (`fpld.federation.callbacks`) look on; without them the result is the same.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import numpy as np
 from fpld.codecs.prior import block_ranges
 from fpld.errors import InputError
 from fpld.node.prior_cache import Predictions
-from fpld.node.round import answer_task, learn_from_student
+from fpld.node.round import answer_task
 from fpld.node.spec import base_file
 from fpld.node.training import node_model_losses, open_student, train_on_texts
 from fpld.numerics import log_softmax, split
@@ -49,11 +49,6 @@ NOISE_NATS = 0.02
 def node_round(spec: NodeSpec, paths: NodePaths, task: bytes) -> bytes:
     """Run a node's round on the bytes of its task, as a network would carry them."""
     return answer_task(spec, paths, Task.from_bytes(task))
-
-
-def learn_from_last_student(spec: NodeSpec, paths: NodePaths, state: Arrays, run: str) -> None:
-    """Let a node's own model learn from the last student."""
-    learn_from_student(spec, paths, state, run)
 
 
 def learn(
