@@ -12,16 +12,18 @@ memory for its changes only. t may be negative somewhere: cross entropy -sum_v t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fpld.codecs.prior import EIGHTHS_PER_NAT, in_eighths
+from fpld.codecs.prior import EIGHTHS_PER_NAT, FINE_GRID, PriorGrid, in_eighths
 from fpld.errors import InputError
 from fpld.numerics import log_softmax, softmax, split
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import ArrayLike, NDArray
 
     from fpld.codecs.prior import Eighths, Prior
@@ -35,7 +37,7 @@ class Target:
     """Hold the targets of `contexts` contexts over `vocab` tokens; make one with `dense` or `sparse`.
 
     `starts` [m+1], `tokens` and `changes` are the changes by context (CSR): those of context i are entries
-    starts[i] to starts[i+1]. A token that stands twice in a context is changed by the sum.
+    starts[i] to starts[i+1]. A token that stands twice in a context is changed by the sum. `grid` is that of the prior.
 
     >>> target = Target.sparse([0, 2, 2], [1, 3], [0.25, -0.25], vocab=4)
     >>> [part.tolist() for part in target.changed(np.array([1, 0]))]
@@ -47,6 +49,7 @@ class Target:
     starts: Ints
     tokens: NDArray[np.int32]
     changes: NDArray[np.float32]
+    grid: PriorGrid = FINE_GRID
 
     @classmethod
     def dense(cls, logits: ArrayLike) -> Self:
@@ -69,7 +72,15 @@ class Target:
         return cls(logits.shape[1], logits, *no_changes)
 
     @classmethod
-    def sparse(cls, starts: ArrayLike, tokens: ArrayLike, changes: ArrayLike, *, vocab: int) -> Self:
+    def sparse(
+        cls,
+        starts: ArrayLike,
+        tokens: ArrayLike,
+        changes: ArrayLike,
+        *,
+        vocab: int,
+        grid: PriorGrid = FINE_GRID,
+    ) -> Self:
         """Return the target pi + change, relative to the rounded prediction pi of a reference student."""
         places, ids, values = (
             _vector(name, value, kind, dtype)
@@ -90,12 +101,27 @@ class Target:
             raise InputError(f"tokens must be ids of 0 to {vocab - 1}, got {ids.min()} to {ids.max()}")
         if not np.isfinite(values).all():
             raise InputError(f"changes must be finite, got {values[~np.isfinite(values)][0]}")
-        return cls(vocab, None, places, ids, values)
+        return cls(vocab, None, places, ids, values, grid)
 
     @classmethod
     def unchanged(cls, contexts: int, vocab: int) -> Self:
         """Return the target pi: the rounded prediction of a reference student, and nothing else."""
         return cls.sparse(np.zeros(contexts + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.float32), vocab=vocab)
+
+    def scaled(self, factor: float) -> Target:
+        """Return a relative target with its changes multiplied by a factor."""
+        if factor == 1.0:
+            return self
+        return replace(self, changes=(self.changes * np.float32(factor)).astype(np.float32))
+
+    def joined(self, others: Sequence[Target]) -> Target:
+        """Return this relative target with the contexts of others after its own; all have one grid."""
+        parts = [self, *others]
+        counts = np.concatenate([np.diff(part.starts) for part in parts])
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        tokens = np.concatenate([part.tokens for part in parts])
+        changes = np.concatenate([part.changes for part in parts])
+        return Target.sparse(starts, tokens, changes, vocab=self.vocab, grid=self.grid)
 
     @property
     def contexts(self) -> int:
@@ -151,7 +177,7 @@ class Target:
             return np.exp(log_p), log_p
         if reference is None:
             raise InputError("reference must be the logits of the reference student for a relative target, got None")
-        t = rounded_prediction(reference)
+        t = rounded_prediction(reference, self.grid)
         places, tokens, changes = self.changed(contexts)
         np.add.at(t, (places, tokens), changes)
         return t, log_softmax(reference)
@@ -162,13 +188,13 @@ def as_target(value: Target | ArrayLike) -> Target:
     return value if isinstance(value, Target) else Target.dense(value)
 
 
-def rounded_prediction(logits: Reals) -> NDArray[np.float32]:
+def rounded_prediction(logits: Reals, grid: PriorGrid = FINE_GRID) -> NDArray[np.float32]:
     """Return pi [n, V], the probabilities that the prior of these logits stands for.
 
     >>> print(rounded_prediction(np.log(np.array([[0.5, 0.25, 0.25]]))).round(3))
     [[0.483 0.259 0.259]]
     """
-    return _probabilities(in_eighths(logits))
+    return _probabilities(in_eighths(logits, grid))
 
 
 def _probabilities(eighths: Eighths) -> NDArray[np.float32]:

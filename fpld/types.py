@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,9 @@ class Plan:
         With `slots` > 1 the dither is stratified over that many nodes, and this one is number `slot`.
     prior
         Prediction of the logits that both ends hold exactly, in small integers (`fpld.codecs.prior`).
+    written
+        How many contexts the node's own model is to write and label besides (`fpld.protocol.written`); the budget is
+        for these too.
     learnt
         Symbol tables with which an adaptive codec begins: those of the end of the round before.
 
@@ -79,6 +82,7 @@ class Plan:
     clip: float | None = None
     slot: int = 0
     slots: int = 1
+    written: int = 0
     prior: Prior | None = field(default=None, compare=False, repr=False)
     learnt: npt.NDArray[np.uint16] | None = field(default=None, compare=False, repr=False)
 
@@ -100,6 +104,7 @@ class Plan:
             raise InputError(f"learnt must be uint16 in one dimension, got {self.learnt.dtype} {self.learnt.shape}")
         if self.prior is not None and not hasattr(self.prior, "digest"):
             raise InputError(f"prior must be a Prior, for an array ArrayPrior(array), got {type(self.prior).__name__}")
+        validation.integer("written", self.written, most=MAX_CONTEXTS)
         validation.integer("slots", self.slots, least=1, most=MAX_SLOTS)
         validation.integer("slot", self.slot, most=self.slots - 1)
 
@@ -119,14 +124,21 @@ class Plan:
         hashed.update(bytes(32) if self.prior is None else self.prior.digest)
         if self.learnt is not None:
             hashed.update(struct.pack("<I", self.learnt.size) + self.learnt.astype("<u2", copy=False).tobytes())
+        if self.written:
+            hashed.update(b"written" + struct.pack("<I", self.written))
         return hashed.digest()
 
     @property
     def budget_bytes(self) -> int:
-        """Return the largest length of a payload: the whole bytes in `contexts * bits` bits."""
+        """Return the largest length of a payload: whole bytes in `bits` bits for each public and written context."""
         # Exact: a float is a ratio of integers, and m * B in floats could round up past a byte.
         numerator, denominator = float(self.bits).as_integer_ratio()
-        return self.contexts * numerator // (8 * denominator)
+        return (self.contexts + self.written) * numerator // (8 * denominator)
+
+    @property
+    def public(self) -> Plan:
+        """Return the plan for the public contexts alone."""
+        return replace(self, written=0) if self.written else self
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from fpld.engines.local import LocalEngine
 from fpld.engines.pool import make_pool
 from fpld.errors import InputError
 from fpld.federation.prepare import claim, prepare
-from fpld.federation.rounds import Federation, distillation_arguments
+from fpld.federation.rounds import Federation, Lesson, distillation_arguments
 from fpld.node.training import open_student, run_epsilon
 from fpld.protocol.wire import payload_of
 from fpld.registry import codecs
@@ -111,6 +111,8 @@ def draw_canaries(store: RunFolder, probe: ProbeSet, plan: AuditPlan, seed: int)
 def _check_auditable(config: Config) -> None:
     if config.probe.fresh:
         raise InputError("probe.fresh must be false for an audit: canaries have their contexts in one probe set")
+    if config.written is not None:
+        raise InputError("[written] must be left out for an audit of labels: the written text is audited by itself")
     if config.codec.against != "nothing":
         raise InputError("codec.against must be 'nothing' for an audit")
 
@@ -136,8 +138,8 @@ def _attack_round(federation: Federation, engine: LocalEngine, node: int, sets: 
     sent = ObservedReply(codec, bytes(payload_of(memoryview(frames[node]))), tasks[node].plan)
     before = open_student(setup.base, state.student)
     probe = setup.probe(state.round + 1)
-    target = node_target(sent, setup.settings.combining)
-    surrogate = setup.pool.submit(distill_surrogate, *distillation_arguments(setup, state, target))
+    lesson = Lesson(probe.sequences, node_target(sent, setup.settings.combining))
+    surrogate = setup.pool.submit(distill_surrogate, *distillation_arguments(setup, state, lesson))
     scores: Scores = {
         (canaries.kind, "labels"): label_scores(sent, canaries, before, probe.sequences)
         for canaries in sets

@@ -2,6 +2,10 @@
 
 The integers run from -320 to 0, and both ends derive all else from them: a table over the 321 values serves. A prior is
 identified by a digest of digests, of blocks of contexts, so that it can be verified block by block.
+
+A *grid* says which of the integers are used. On the fine one all are. The coarse one has whole nats for unlikely
+tokens, and none below about 1 / (16 V). So far fewer log-probabilities lie close to a rounding boundary, where the
+floats of two machines may round to different sides. Labels are hardly longer or noisier for it.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from fpld.errors import InputError
 from fpld.numerics import split
 
 if TYPE_CHECKING:
-    from fpld.types import Plan, Reals
+    from fpld.types import Floats, Plan, Reals
 
 EIGHTHS_PER_NAT = 8
 LEAST_PRIOR = -EIGHTHS_PER_NAT * 40
@@ -29,6 +33,44 @@ DIGEST_BLOCK = 1 << 18  # coordinates of a block that has a digest of its own
 DIGEST_BYTES = 8  # of a block
 
 Eighths = np.ndarray[Any, np.dtype[np.int16]]
+
+_LIKELY_EIGHTHS = -5 * EIGHTHS_PER_NAT  # the coarse grid has every eighth of a nat above
+
+
+@dataclass(frozen=True, slots=True)
+class PriorGrid:
+    """The integers that log-probabilities are rounded to: every eighth of a nat above `likely`, whole nats to `least`.
+
+    >>> coarse_grid(1024).round(np.array([-1.4, -39.4, -45.0, -300.0])).tolist()
+    [-1, -39, -48, -80]
+    """
+
+    likely: int = LEAST_PRIOR
+    least: int = LEAST_PRIOR
+
+    def units(self, exact: Floats) -> Floats | float:
+        """Return the distance of the integers around each log-probability, all in eighths of a nat."""
+        if self.likely <= self.least:
+            return 1.0
+        return np.where(exact > self.likely, 1.0, float(EIGHTHS_PER_NAT))
+
+    def clipped(self, rounded: Floats) -> Eighths:
+        """Return rounded log-probabilities as integers, none below the least."""
+        return np.clip(rounded, self.least, 0, out=rounded).astype(np.int16)
+
+    def round(self, exact: Floats) -> Eighths:
+        """Round log-probabilities in eighths of a nat."""
+        units = self.units(exact)
+        return self.clipped(np.rint(exact / units) * units)
+
+
+FINE_GRID = PriorGrid()
+
+
+def coarse_grid(vocab: int) -> PriorGrid:
+    """Return the coarse grid for a vocabulary; its least value is about 1 / (16 V), by integer arithmetic."""
+    nats = (16 * vocab).bit_length() * 7 // 10
+    return PriorGrid(_LIKELY_EIGHTHS, max(-EIGHTHS_PER_NAT * nats, LEAST_PRIOR))
 
 
 class Prior(Protocol):
@@ -107,22 +149,26 @@ class ArrayPrior:
         return self.array[rows.start : rows.stop]
 
 
-def in_eighths(logits: Reals) -> Eighths:
+def in_eighths(logits: Reals, grid: PriorGrid = FINE_GRID) -> Eighths:
     """Round the log-probabilities of a model's logits [m, V] to eighths of a nat.
 
     >>> in_eighths(np.log(np.array([[0.5, 0.25, 0.25]]))).tolist()
     [[-6, -11, -11]]
     """
-    values = np.asarray(logits, np.float64)
-    values = values - values.max(axis=-1, keepdims=True)
-    values -= np.log(np.exp(values).sum(axis=-1, keepdims=True))
-    eighths: Eighths = np.clip(np.rint(EIGHTHS_PER_NAT * values), LEAST_PRIOR, 0).astype(np.int16)
-    return eighths
+    return grid.round(exact_eighths(logits))
 
 
-def make_prior(logits: Reals) -> ArrayPrior:
+def exact_eighths(logits: Reals) -> Floats:
+    """Return log-probabilities in eighths of a nat, in double precision, with at most one temporary of that size."""
+    exact: Floats = np.subtract(logits, np.max(logits, axis=-1, keepdims=True), dtype=np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+    exact *= EIGHTHS_PER_NAT
+    return exact
+
+
+def make_prior(logits: Reals, grid: PriorGrid = FINE_GRID) -> ArrayPrior:
     """Turn a model's logits [m, V] into a prior."""
-    return ArrayPrior(in_eighths(logits))
+    return ArrayPrior(in_eighths(logits, grid))
 
 
 def whole_prior(plan: Plan) -> Eighths | None:

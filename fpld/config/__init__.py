@@ -25,6 +25,7 @@ from fpld.config.sections import (
     PrivacySection,
     Section,
     TrainSection,
+    WrittenSection,
 )
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "PrivacySection",
     "Section",
     "TrainSection",
+    "WrittenSection",
     "examine",
     "override_keys",
     "parse_config",

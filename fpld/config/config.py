@@ -32,6 +32,7 @@ from fpld.config.sections import (
     Student,
     TokenizerSection,
     TrainSection,
+    WrittenSection,
 )
 from fpld.errors import InputError
 from fpld.registry import codecs
@@ -54,6 +55,7 @@ class Config(Section):
     run: RunSection = RunSection()
     data: DataSection = DataSection()
     probe: ProbeSection
+    written: WrittenSection | None = None
     tokenizer: TokenizerSection = TokenizerSection()
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
     budget: BudgetSection = BudgetSection()
@@ -105,8 +107,25 @@ class Config(Section):
                 f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
                 "reconstruction: set codec.name to 'uniform' for refinement"
             )
+        if self.written is not None:
+            yield from self._unwritable()
         if self.tokenizer.kind == "huggingface" and not self.model_path:
             yield "tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'"
+
+    def _unwritable(self) -> Iterator[str]:
+        """Yield what does not go together with text that nodes write."""
+        if not codecs.get(self.codec.name).traits.sparse:
+            yield f"codec.name must be 'samples' with [written], got {self.codec.name!r}"
+        rule = registry.rules.get(self.combine.rule)
+        if not rule.traits.audits and self.combine.rule != "mixture":
+            yield f"combine.rule must be 'mixture', 'guarded' or 'fitted' with [written], got {self.combine.rule!r}"
+        if self.combine.broadcast == "logits":
+            yield "combine.broadcast must be 'weights' with [written]: nodes need the student that they code against"
+
+    @property
+    def written_contexts(self) -> int:
+        """Return how many contexts each node is asked to write, in whole sequences."""
+        return 0 if self.written is None else -(-self.written.contexts // self.probe.length) * self.probe.length
 
     @property
     def model_path(self) -> str:

@@ -114,6 +114,19 @@ class ProbeSection(Section):
     """How far, in nats, the floats of two machines may differ where both round the student's prediction."""
 
 
+class WrittenSection(Section):
+    """[written]: text that each node's own model writes and that this node alone labels, besides public text."""
+
+    contexts: Count
+    """How many contexts each node writes: each position of a sequence is one. A node's bits are for these and for the
+    public ones."""
+    temperature: Positive = 1.0
+    """Divides the logits that tokens are drawn by."""
+    private_run: Annotated[int, Field(ge=0)] = 8
+    """A sequence is written anew if it has a run of this many tokens that stands in the node's private text and not in
+    the probe set. 0: nodes write nothing. A site's own setting counts if it is stricter."""
+
+
 class TokenizerSection(Section):
     """[tokenizer]: what turns text into tokens. All models of a federation share it."""
 

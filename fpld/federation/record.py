@@ -98,7 +98,7 @@ class RoundRecord:
 
     Lists have an entry for each node of the federation, in the order of their numbers; `nodes` names those whose
     frames were combined. Bits are per coordinate. A field that nobody measured is None. Fields with a default may be
-    missing in folders of earlier versions.
+    missing in folders of earlier versions. `written` is how many contexts each node wrote itself, if nodes do.
     """
 
     __pydantic_config__ = _READING
@@ -133,6 +133,7 @@ class RoundRecord:
     heldout_loss: float | None = None
     heldout_bits_per_byte: float | None = None
     heldout_sites: list[str] | None = None
+    written: list[int] | None = None
 
     @classmethod
     def from_json(cls, value: str | bytes | Mapping[str, Any]) -> RoundRecord:
@@ -148,7 +149,10 @@ class RoundRecord:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that a line of the trace holds."""
-        return dataclasses.asdict(self)
+        line = dataclasses.asdict(self)
+        if self.written is None:
+            del line["written"]  # as in folders of earlier versions
+        return line
 
     @property
     def sent(self) -> int:

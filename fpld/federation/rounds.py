@@ -27,7 +27,9 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fpld.errors import ProtocolError, QuorumError
+import numpy as np
+
+from fpld.errors import FrameError, ProtocolError, QuorumError
 from fpld.federation import workers
 from fpld.federation.callbacks import Callbacks, default_callbacks
 from fpld.federation.record import Incident, RoundRecord, Traffic, with_means
@@ -42,7 +44,7 @@ from fpld.protocol.weights import StudentDeltas
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.registry import codecs
 from fpld.seeds import derive_seed
-from fpld.storage.run_folder import PRIOR, PUBLIC, RunFolder
+from fpld.storage.run_folder import PRIOR, PUBLIC, WRITTEN_PRIOR, RunFolder
 from fpld.types import run_id
 from fpld.validation import printable
 
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from fpld.protocol import Combined, Receipt, Task
     from fpld.protocol.shared_prior import PriorNotes
     from fpld.target import Target
-    from fpld.types import Arrays
+    from fpld.types import Arrays, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +85,12 @@ def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
     path = setup.store.path / PRIOR if fits_in_file(shape) else None
     margin = setup.config.probe.margin
     subject = ProgressLabel(setup.method, model="student")
-    notes = setup.pool.submit(run_labelled, subject, workers.predict, setup.base, student, probe, path, margin).result()
+    notes = setup.pool.submit(
+        run_labelled, subject, workers.predict, setup.base, student, probe, path, margin, setup.grid
+    ).result()
     if path is None:
         predict = Predictions(open_student(setup.base, student), probe.sequences)
-        return RoundPrior(ComputedPrior(predict, notes), notes)
+        return RoundPrior(ComputedPrior(predict, notes, grid=setup.grid), notes)
     return RoundPrior(map_prior(path, shape), notes)
 
 
@@ -108,6 +112,8 @@ def open_round(setup: Setup, state: State) -> OpenRound:
     probe = setup.probe(aggregator.round)
     prior, notes = round_prior(setup, state.student, probe)
     about: dict[str, Any] = {"probe": bytes.fromhex(probe.digest), "following": probe.following}
+    if setup.settings.written:
+        about["sequences"] = probe.sequences
     if setup.config.combine.broadcast == "weights":
         tasks = aggregator.open("weights", state.student, prior, notes=notes, **about)
     # Nodes without the student's weights cannot compute its prediction: the plan holds the prior itself.
@@ -147,11 +153,13 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: C
         combined = aggregator.combine()
     _warn_of_distrust(aggregator, combined)
     callbacks.combined(combined)
+    lesson, refused = lesson_of(setup, state, aggregator, combined)
     callbacks.phase(aggregator.round, "distilling")
     label = ProgressLabel(setup.method, aggregator.round, "student")
-    arguments = distillation_arguments(setup, state, combined.target)
+    arguments = distillation_arguments(setup, state, lesson)
     student, divergence = setup.pool.submit(run_labelled, label, workers.distill, *arguments).result()
     record = _record(aggregator, combined, divergence)
+    record = dataclasses.replace(record, refused=[*record.refused, *refused])
     target = None
     if setup.config.combine.broadcast == "logits":
         prior = aggregator.prior
@@ -160,7 +168,54 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: C
     return State(student, aggregator.end(), target), record
 
 
-def distillation_arguments(setup: Setup, state: State, target: Target) -> tuple[Any, ...]:
+class Lesson(NamedTuple):
+    """What a student is distilled from: sequences [S, T], and a target with a context for each of their positions."""
+
+    sequences: Tokens
+    target: Target
+
+
+def lesson_of(setup: Setup, state: State, aggregator: Aggregator, combined: Combined) -> tuple[Lesson, list[Incident]]:
+    """Return the public contexts with the combined target, followed by those that nodes wrote with each node's own.
+
+    What a node wrote counts by the trust that its labels on public contexts have earned, since nobody else has labelled
+    it. Labels that cannot be decoded, because the node's prediction differs from the aggregator's, are refused.
+    """
+    public = Lesson(setup.probe(aggregator.round).sequences, dataclasses.replace(combined.target, grid=setup.grid))
+    names = aggregator.settings.names
+    shares = np.ones(len(combined.nodes)) if combined.trust is None else combined.trust
+    trust = dict(zip(combined.nodes, shares.tolist(), strict=True))
+    jobs = {
+        node: setup.pool.submit(
+            run_labelled,
+            ProgressLabel(setup.method, aggregator.round, names[node]),
+            workers.read_written,
+            setup.base,
+            state.student,
+            dataclasses.replace(aggregator.plan(node), prior=None),  # a large array, and of other contexts
+            text,
+            setup.store.path / f"{node}-{WRITTEN_PRIOR}",
+        )
+        for node, text in sorted(aggregator.written.items())
+    }
+    sequences = [public.sequences]
+    targets = []
+    refused = []
+    for node, job in jobs.items():
+        try:
+            target = job.result()
+        except FrameError as error:
+            log.warning("round %d: what %s wrote is refused: %s", aggregator.round, names[node], error)
+            refused.append(Incident(names[node], "refused", str(error)))
+            continue
+        sequences.append(aggregator.written[node].sequences)
+        targets.append(target.scaled(trust[node]))
+    if not targets:
+        return public, refused
+    return Lesson(np.concatenate(sequences), public.target.joined(targets)), refused
+
+
+def distillation_arguments(setup: Setup, state: State, lesson: Lesson) -> tuple[Any, ...]:
     """Return the arguments of the job `workers.distill`, in the round after a state."""
     config = setup.config
     round = state.round + 1
@@ -173,7 +228,7 @@ def distillation_arguments(setup: Setup, state: State, target: Target) -> tuple[
         "average": config.distill.average,
     }
     public = setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
-    return setup.base, state.student, setup.probe(round), target, options, public, config.combine.weight_bits
+    return setup.base, state.student, *lesson, options, public, config.combine.weight_bits
 
 
 def _warn_of_distrust(aggregator: Aggregator, combined: Combined) -> None:
@@ -191,7 +246,7 @@ def _record(aggregator: Aggregator, combined: Combined, divergence: float) -> Ro
     weights = aggregator.weights
     names = settings.names
     nodes = range(len(names))
-    coordinates = settings.contexts * settings.vocab
+    coordinates = (settings.contexts + settings.written) * settings.vocab
     conditions = None
     if combined.lower is not None and combined.upper is not None:
         conditions = bracket_conditions(combined.lower, combined.upper, settings.vocab)
@@ -218,7 +273,13 @@ def _record(aggregator: Aggregator, combined: Combined, divergence: float) -> Ro
             if receipt.verdict == "refused"
         ],
         heldout_by_node=[None for _ in nodes],
+        written=[_contexts_of(aggregator, node) for node in nodes] if settings.written else None,
     )
+
+
+def _contexts_of(aggregator: Aggregator, node: int) -> int:
+    """Return how many contexts a node has written in the round."""
+    return int(aggregator.written[node].sequences.size) if node in aggregator.written else 0
 
 
 class Federation:

@@ -21,6 +21,7 @@ import numpy as np
 from fpld import students
 from fpld.budget.limits import Uplinks, senders
 from fpld.budget.policy import Budget, usual_allocator
+from fpld.codecs.prior import FINE_GRID, coarse_grid
 from fpld.data.probe import round_probe
 from fpld.errors import InputError
 from fpld.federation.record import MEANS, RoundRecord
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from pathlib import Path
 
+    from fpld.codecs.prior import PriorGrid
     from fpld.config import Config
     from fpld.data import ProbeSet
     from fpld.federation.prepare import Public
@@ -77,14 +79,21 @@ class Setup:
     @property
     def identity(self) -> str:
         """Name the federation by all that it comes from: its key, its configuration, its probe set."""
+        # Tables that a configuration does not have are left out: runs of earlier versions, without them, go on.
+        absent = {name for name in ("written",) if getattr(self.config, name) is None}
         parts = {
             "name": self.method,
-            "config": self.config.model_dump(mode="json"),
+            "config": self.config.model_dump(mode="json", exclude=absent),
             "probe": self.settings.probe.hex(),
         }
         return hashlib.blake2b(
             canonical_json(parts), key=self.settings.run_key, digest_size=32, person=b"fpld federation"
         ).hexdigest()
+
+    @property
+    def grid(self) -> PriorGrid:
+        """Return the grid of the prior: coarse where nodes write text and send notes on its rounding."""
+        return coarse_grid(self.settings.vocab) if self.settings.written else FINE_GRID
 
     def probe(self, round: int) -> ProbeSet:
         """Return the probe set of a round."""
@@ -106,7 +115,7 @@ def protocol_settings(config: Config, public: Public, mac_keys: Mapping[int, byt
         contexts=contexts,
         vocab=vocab,
         rounds=config.run.rounds,
-        budget=configured_budget(config, contexts=contexts, vocab=vocab),
+        budget=configured_budget(config, contexts=contexts + config.written_contexts, vocab=vocab),
         clips=[node.clip for node in config.nodes],
         codec=config.codec.name,
         rule=config.combine.rule,
@@ -115,6 +124,7 @@ def protocol_settings(config: Config, public: Public, mac_keys: Mapping[int, byt
         stratified=config.codec.dither == "stratified",
         quorum=config.run.quorum or len(config.nodes),
         mac_keys=mac_keys,
+        written=config.written_contexts,
     )
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.prior import block_ranges
+from fpld.codecs.prior import block_ranges, coarse_grid
+from fpld.codecs.samples.codec import SAMPLES
 from fpld.errors import InputError
-from fpld.node.prior_cache import Predictions
+from fpld.node.prior_cache import Predictions, read_rounded_prior
 from fpld.node.round import answer_task
 from fpld.node.spec import base_file
 from fpld.node.training import node_model_losses, open_student, train_on_texts
@@ -22,21 +23,24 @@ from fpld.protocol.weights import round_weights
 from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import HELDOUT, RunFolder
 from fpld.students import divergence
+from fpld.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
+    from fpld.codecs.prior import PriorGrid
     from fpld.config import Config
     from fpld.data import ProbeSet
     from fpld.node.round import NodePaths
     from fpld.node.spec import NodeSpec
     from fpld.node.training import PrivacyBudget
     from fpld.protocol.shared_prior import PriorNotes, RoundedBlock
-    from fpld.students import Student, Target
+    from fpld.protocol.written import WrittenText
+    from fpld.students import Student
     from fpld.students.heldout import Nats
-    from fpld.types import Arrays
+    from fpld.types import Arrays, Plan, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +56,11 @@ def node_round(spec: NodeSpec, paths: NodePaths, task: bytes) -> bytes:
 
 
 def learn(
-    student: Student, probe: ProbeSet, target: Target, options: dict[str, Any], public: Path | None, bits: int
+    student: Student, sequences: Tokens, target: Target, options: dict[str, Any], public: Path | None, bits: int
 ) -> None:
     """Distil a student to a target; with `bits` = 16 its weights are rounded to what all ends will have."""
     text = None if public is None else read_arrays(public)[0]["tokens"]
-    student.distill(probe.sequences, target, public=text, **options)
+    student.distill(sequences, target, public=text, **options)
     if bits < 32:
         student.load_state(round_weights(student.state(), bits))
 
@@ -64,7 +68,7 @@ def learn(
 def distill(
     base: Path,
     state: Arrays,
-    probe: ProbeSet,
+    sequences: Tokens,
     target: Target,
     options: dict[str, Any],
     public: Path | None,
@@ -80,9 +84,9 @@ def distill(
     student = open_student(base, state)
     reference = student.copy()
     with followed_by("measuring its distance to the target"):
-        learn(student, probe, target, options, public, bits)
+        learn(student, sequences, target, options, public, bits)
     with followed_by("evaluating the student"):
-        distance = divergence(student, probe.sequences, target, reference)
+        distance = divergence(student, sequences, target, reference)
     # A student that knows less than nothing, or less than the last one, must not be broadcast.
     if target.relative and 0 <= distance < NOISE_NATS:
         log.warning("the student has learnt nothing from these labels (%.2g nats worse): the last one stays", distance)
@@ -96,11 +100,33 @@ def distill(
     return student.state(), distance
 
 
-def predict(base: Path, state: Arrays, probe: ProbeSet, path: Path | None, margin: float) -> PriorNotes:
+def read_written(base: Path, state: Arrays, plan: Plan, text: WrittenText, path: Path) -> Target:
+    """Decode a node's labels on what it has written, against the prediction of the student that the node had."""
+    student = open_student(base, state)
+    grid = coarse_grid(plan.vocab)
+    with (
+        followed_by("distilling"),
+        read_rounded_prior(student, text.sequences, text.notes, path, grid) as prior,
+    ):
+        written_plan = text.plan(plan, prior)
+        parts = list(SAMPLES.reader(text.labels, written_plan).sparse())
+    counts = np.concatenate([np.diff(part.starts) for part in parts])
+    return Target.sparse(
+        np.concatenate([[0], np.cumsum(counts)]),
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.changes for part in parts]),
+        vocab=plan.vocab,
+        grid=grid,
+    )
+
+
+def predict(
+    base: Path, state: Arrays, probe: ProbeSet, path: Path | None, margin: float, grid: PriorGrid
+) -> PriorNotes:
     """Predict a probe set with a student; write the integers of the prior to a file, and return the notes on it."""
     shape = probe.contexts, probe.vocab
     predict = Predictions(open_student(base, state), probe.sequences)
-    blocks = round_blocks((predict(rows) for rows in block_ranges(shape)), shape, margin=margin)
+    blocks = round_blocks((predict(rows) for rows in block_ranges(shape)), shape, margin=margin, grid=grid)
     with followed_by("local training at the nodes"):
         if path is None:
             return collect_notes(blocks, shape)

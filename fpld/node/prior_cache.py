@@ -6,20 +6,23 @@ that is mapped when the prior is needed again.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.prior import ArrayPrior, block_digest, block_ranges
-from fpld.errors import InputError
+from fpld.codecs.prior import ArrayPrior, block_digest, block_ranges, join_digests
+from fpld.errors import FrameError, InputError
 from fpld.progress import LoopProgress
+from fpld.protocol.shared_prior import RoundingNotes, round_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
-    from fpld.codecs.prior import Prior
-    from fpld.protocol.shared_prior import ComputedPrior, PriorNotes
+    from fpld.codecs.prior import Prior, PriorGrid
+    from fpld.protocol.shared_prior import ComputedPrior, PriorNotes, RoundedBlock
     from fpld.students import Student
 
 _CHUNK_VALUES = 1 << 24  # coordinates that are predicted at a time
@@ -79,6 +82,59 @@ def map_prior(path: Path, shape: tuple[int, int]) -> ArrayPrior:
     The mapping is copy-on-write, since numba compiles kernels again for arrays that are read-only.
     """
     return ArrayPrior(np.memmap(path, np.int16, "c", shape=shape))
+
+
+@contextmanager
+def write_prior(
+    student: Student, sequences: np.ndarray[Any, Any], path: Path, grid: PriorGrid, *, margin: float
+) -> Iterator[tuple[ArrayPrior, RoundingNotes]]:
+    """Predict sequences that a node has written; yield the prior and notes on it. Its file is deleted in the end."""
+    shape = sequences.size, student.vocab
+    predict = Predictions(student, sequences)
+    blocks = round_blocks((predict(rows) for rows in block_ranges(shape)), shape, margin=margin, grid=grid)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as output:
+            notes = RoundingNotes.collect(_written_to(output, blocks), student.vocab)
+        yield map_prior(path, shape), notes
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _written_to(output: BinaryIO, blocks: Iterable[RoundedBlock]) -> Iterator[RoundedBlock]:
+    for block in blocks:
+        output.write(block.integers.tobytes())
+        yield block
+
+
+@contextmanager
+def read_rounded_prior(
+    student: Student, sequences: np.ndarray[Any, Any], notes: RoundingNotes, path: Path, grid: PriorGrid
+) -> Iterator[ArrayPrior]:
+    """Predict sequences as a node has that sent notes on its rounding; yield the prior, as `write_prior` does.
+
+    Raises
+    ------
+    FrameError
+        If this machine's prediction differs from the node's by more than the notes allow for.
+    """
+    shape = sequences.size, student.vocab
+    predict = Predictions(student, sequences)
+    digests = bytearray()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with path.open("wb") as output:
+            for integers in notes.apply((predict(rows) for rows in block_ranges(shape)), shape, grid):
+                output.write(integers.tobytes())
+                digests += block_digest(integers)
+        if join_digests(bytes(digests)) != notes.digest:
+            raise FrameError(
+                "the node's prediction of its written text differs from the aggregator's by more than probe.margin: "
+                "set it higher, or give both machines the same libraries"
+            )
+        yield map_prior(path, shape)
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def open_prior(computed: ComputedPrior, cached: Sequence[Path], path: Path) -> tuple[Prior, list[int]]:

@@ -7,21 +7,24 @@ survive is in one file, written whole: the machine's state with its last frame, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.codecs.prior import FINE_GRID, coarse_grid
 from fpld.data.probe import round_probe
 from fpld.errors import ProtocolError
 from fpld.node.prior_cache import Predictions, open_prior
 from fpld.node.training import keep_node_model, open_student, read_kept_model, record_dp_steps, train_on_texts
+from fpld.node.writing import record_writing, write_reply
 from fpld.progress import followed_by
 from fpld.protocol.messages import Task, encode_prior_request
 from fpld.protocol.node import Node
 from fpld.protocol.shared_prior import ComputedPrior
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import load_checkpoint, previous_file, read_arrays, read_checkpoint, write_checkpoint
-from fpld.storage.run_folder import ADOPTED_MODEL, NODE_STATE, OWN_MODEL, PRIOR, RunFolder
+from fpld.storage.run_folder import ADOPTED_MODEL, NODE_STATE, OWN_MODEL, PRIOR, WRITTEN_PRIOR, RunFolder
 from fpld.target import Target
 
 if TYPE_CHECKING:
@@ -83,10 +86,40 @@ def answer_task(spec: NodeSpec, paths: NodePaths, task: Task, *, key: bytes = b"
         record_dp_steps(paths.folder, node.round, spent)
     keep_node_model(paths.folder, node.round, student, run=run)
     with followed_by("sending them"):
-        node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key)
+        write = partial(_write, student, shared, task, spec, paths, probe)
+        node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key, write=write)
     _save(store, node, {} if task.broadcast == "weights" and not spec.differs else student.state(), run)
     (paths.folder / PRIOR).unlink(missing_ok=True)
     return frame
+
+
+def _write(
+    student: Student,
+    shared: Student | None,
+    task: Task,
+    spec: NodeSpec,
+    paths: NodePaths,
+    probe: ProbeSet,
+    labels: bytes,
+) -> bytes:
+    """Return the payload with text that the node's model writes, from that of the labels on public contexts."""
+    if spec.written is None or shared is None:
+        raise ProtocolError("the task asks for written text, and this node was given no [written] or no student")
+    private = read_arrays(paths.text)[0]["tokens"]
+    payload, writing = write_reply(
+        student,
+        shared,
+        task,
+        probe.sequences,
+        private,
+        spec.written,
+        labels,
+        margin=spec.margin,
+        seed=derive_seed(spec.seed, "written", task.plan.round, spec.index),
+        scratch=paths.folder / WRITTEN_PRIOR,
+    )
+    record_writing(paths.folder, task.plan.round, writing, spec.written.private_run)
+    return payload
 
 
 def _shared(student: Student, task: Task, spec: NodeSpec, paths: NodePaths) -> Student | None:
@@ -142,7 +175,8 @@ def _with_prior(shared: Student | None, task: Task, probe: ProbeSet, paths: Node
         return task, []
     if shared is None:
         raise ProtocolError("the task has notes on a prior and no weights to compute it from")
-    computed = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent)
+    grid = coarse_grid(probe.vocab) if task.plan.written else FINE_GRID
+    computed = ComputedPrior(Predictions(shared, probe.sequences), task.notes, task.sent, grid)
     prior, missing = open_prior(computed, [] if paths.prior is None else [paths.prior], paths.folder / PRIOR)
     return (task, missing) if missing else (replace(task, plan=replace(task.plan, prior=prior)), [])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fpld.config.sections import Count, Name, PrivacySection, Section, TrainSection
+from fpld.config.sections import Count, Name, PrivacySection, Section, TrainSection, WrittenSection
 from fpld.errors import ProtocolError
 from fpld.node.training import PrivacyBudget
 from fpld.storage.run_folder import PROBE, PUBLIC, TOKENIZER
@@ -53,6 +53,8 @@ class NodeSpec(Section):
     limit: Count
     files: NodeFiles
     privacy: PrivacySection | None = None
+    written: WrittenSection | None = None
+    margin: Annotated[float, Field(gt=0, lt=0.01)] = 2e-5
 
     @property
     def privacy_budget(self) -> PrivacyBudget | None:
@@ -100,6 +102,8 @@ def make_node_spec(config: Config, index: int) -> NodeSpec:
         heldout_tokens=config.data.heldout_tokens,
         limit=config.data.limit,
         privacy=config.privacy,
+        written=config.written,
+        margin=config.probe.margin,
         files=NodeFiles(
             probe=PROBE,
             tokenizer=TOKENIZER,

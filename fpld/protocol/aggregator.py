@@ -30,6 +30,7 @@ from fpld.protocol.states import AGGREGATOR, follow
 from fpld.protocol.states import AggregatorEvent as Event
 from fpld.protocol.states import AggregatorPhase as Phase
 from fpld.protocol.wire import OVERHEAD_BYTES, decode_frame, payload_of
+from fpld.protocol.written import decode_reply, public_labels
 from fpld.registry import codecs, rules
 from fpld.rules.base import with_trim
 from fpld.types import Plan
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
     from fpld.budget.policy import Budget
     from fpld.codecs.prior import Prior
     from fpld.protocol.shared_prior import PriorNotes
+    from fpld.protocol.written import WrittenText
     from fpld.rules import Rule
-    from fpld.types import Floats, Ints
+    from fpld.types import Floats, Ints, Tokens
 
 _RECONSTRUCTION = "reconstruction_"
 
@@ -63,7 +65,8 @@ class Settings:
     """What does not change in a run.
 
     Frames of a round take up to `spool` bytes of memory, more of them lie in a temporary file. Combining takes
-    `threads`, or as many as there are cores. `trim` is that of the rule `trimmed`.
+    `threads`, or as many as there are cores. `trim` is that of the rule `trimmed`. `written` contexts are asked of each
+    node besides the public ones.
     """
 
     names: Sequence[str]
@@ -83,6 +86,7 @@ class Settings:
     spool: int = DEFAULT_MEMORY_BYTES
     threads: int = 0
     mac_keys: Mapping[int, bytes] = field(default_factory=dict)
+    written: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.quorum <= len(self.names):
@@ -153,6 +157,9 @@ class Aggregator:
         self._tasks: dict[int, Task] = {}
         self._asked: dict[int, list[int]] = {}
         self._following: Ints | None = None
+        self._probe: Tokens | None = None
+        self.written: dict[int, WrittenText] = {}
+        """What each node has written; its labels are decoded when the round is closed (`fpld.protocol.written`)."""
 
     @property
     def phase(self) -> Phase:
@@ -208,12 +215,13 @@ class Aggregator:
         notes: PriorNotes | None = None,
         probe: bytes | None = None,
         following: Ints | None = None,
+        sequences: Tokens | None = None,
     ) -> dict[int, Task]:
         """Open the round: return a task for each node.
 
         `prior` is what a predictive codec codes against; with `notes` on it the nodes compute it themselves. `probe` is
         the digest of the round's probe set, if it is not that of the settings; `following` are the tokens that follow
-        its contexts, where they are known.
+        its contexts, where they are known. `sequences` [S, T] are the probe set itself, if nodes are to write text.
         """
         self._step(Event.OPEN)
         s = self.settings
@@ -234,17 +242,23 @@ class Aggregator:
                 clip=s.clips[node],
                 slot=node if stratified else 0,
                 slots=len(s.names) if stratified else 1,
+                written=s.written,
                 prior=prior,
                 learnt=self._statistics.learnt,
             )
             for node in range(len(s.names))
         }
         self._following = following
+        self._probe = sequences
         self._tasks = {
             node: Task(plan, s.codec, s.against, broadcast, arrays, notes, base=self._base(node))
             for node, plan in self._plans.items()
         }
         return dict(self._tasks)
+
+    def plan(self, node: int) -> Plan:
+        """Return a node's plan of this round."""
+        return self._plans[node]
 
     def again(self, node: int) -> Task:
         """Return a node's task with the blocks of the prior that it asked for."""
@@ -280,9 +294,9 @@ class Aggregator:
         s = self.settings
         nodes = self._spool.nodes
         codec = codecs.get(s.codec)
-        plans = [self._plans[node] for node in nodes]
+        plans = [self._plans[node].public for node in nodes]
         bases = [] if s.against == "nothing" else [self._reconstruction(node) for node in nodes]
-        payloads = [payload_of(self._spool.get(node)) for node in nodes]
+        payloads = [public_labels(payload_of(self._spool.get(node)), self._plans[node]) for node in nodes]
         observer = RoundStatistics(self._statistics, nodes, plans, agreement=not codec.traits.sparse)
         combined = combine_replies(
             Replies(codec, s.combining, payloads, plans, bases, self._statistics.trust_of(nodes), self._following),
@@ -337,8 +351,11 @@ class Aggregator:
         plan = self._plans[node]
         codec = codecs.get(self.settings.codec)
         payload = decode_frame(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
-        reader = codec.reader(payload, plan)
+        reply = decode_reply(payload, plan, self._probe)
+        reader = codec.reader(reply.labels, plan.public)
         reader.check()
+        if reply.written is not None:
+            self.written[node] = reply.written
         if (learnt := reader.learnt) is not None:
             self._learnt.add(learnt)
 

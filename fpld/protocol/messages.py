@@ -89,6 +89,8 @@ class Task:
         """Return all of the task but its arrays, as text."""
         named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
         plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
+        if not self.plan.written:
+            del plan["written"]  # a plan without written contexts is the same to nodes that know of none
         head = {name: getattr(self, name) for name in ("codec", "against", "broadcast", "base")} | {"plan": plan}
         return {"format": FORMAT, "task": json.dumps(head, sort_keys=True)}
 

@@ -27,7 +27,7 @@ from fpld.protocol.wire import decode_frame, encode_frame
 from fpld.registry import codecs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fpld.protocol.messages import Task
     from fpld.types import Plan, Reals
@@ -75,18 +75,30 @@ class Node:
         """Go on from what was saved after an answer."""
         return self._step(Event.RESTORE)._with(round=round, task=task, frame=frame, reconstruction=reconstruction)
 
-    def answer(self, task: Task, logits: Reals | Iterable[Reals], *, key: bytes = b"") -> tuple[Node, bytes]:
+    def answer(
+        self,
+        task: Task,
+        logits: Reals | Iterable[Reals],
+        *,
+        key: bytes = b"",
+        write: Callable[[bytes], bytes] | None = None,
+    ) -> tuple[Node, bytes]:
         """Code the logits of the trained model under the task's plan; return the frame to send.
 
         `logits` are an array or tensor [m, V], or blocks of its rows in order, as a model makes them: then no more than
-        a block is held, if the codec can work so.
+        a block is held, if the codec can work so. `write` makes the payload with written text, if the plan asks for
+        some, from that of the labels.
         """
         event = Event.LOGITS if task.plan.round == self.round else Event.OTHER_LOGITS
         node = self._step(event, f"logits for round {task.plan.round} at a node in round {self.round}")
         codec = codecs.get(task.codec)
         plan = task.plan
         base = self.reconstruction if task.against == "own" else None
-        payload = codec.encode(_centred(logits, plan, base), plan)
+        payload = codec.encode(_centred(logits, plan, base), plan.public)
+        if plan.written:
+            if write is None:
+                raise InputError(f"the task asks for {plan.written} written contexts, and nothing writes them")
+            payload = write(payload)
         frame = encode_frame(payload, plan, codec.code, key=key)
         reconstruction = None
         if task.against == "own":

@@ -5,33 +5,37 @@ rounds the log-probabilities to eighths of a nat and sends `PriorNotes`: the coo
 boundary, with the side that it took, and a digest of each block. A node rounds its own floats and takes those sides. A
 node asks for a block whose digest still differs, so nothing is coded against a prior that the other end does not hold.
 With a margin of 2e-5 nats about 3 coordinates in 10,000 are noted, in two bytes each.
+
+For contexts that a node has written, it is the other way round: the node rounds, and sends `RoundingNotes`, which are
+shorter since nobody asks for blocks. An aggregator that rounds otherwise all the same refuses those labels.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fpld.codecs.prior import (
     DIGEST_BYTES,
     EIGHTHS_PER_NAT,
-    LEAST_PRIOR,
+    FINE_GRID,
     ArrayPrior,
     block_digest,
     block_ranges,
     block_rows,
+    exact_eighths,
     join_digests,
 )
-from fpld.errors import InputError
+from fpld.errors import FrameError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import numpy.typing as npt
 
-    from fpld.codecs.prior import Eighths
+    from fpld.codecs.prior import Eighths, PriorGrid
     from fpld.types import Array, Floats, Reals
 
 MARGIN = 2e-5  # nats by which the floats of two machines may differ
@@ -78,11 +82,7 @@ class PriorNotes:
     def sides(self, block: int) -> tuple[Array, Array]:
         """Return the coordinates that are noted in a block, and which of them were rounded up."""
         start = int(self.counts[:block].sum(dtype=np.int64))
-        entries = self.entries[start : start + int(self.counts[block])].astype(np.int64)
-        gaps = entries >> 1
-        up = (entries & 1).astype(bool)
-        real = gaps != _SKIP
-        return np.cumsum(gaps)[real], up[real]
+        return _decoded(self.entries[start : start + int(self.counts[block])])
 
 
 def check_prior_blocks(sent: Mapping[int, Array], shape: tuple[int, int]) -> dict[int, Eighths]:
@@ -107,24 +107,30 @@ def estimate_notes_bytes(contexts: int, vocab: int, *, margin: float = MARGIN) -
     return round(near * np.dtype(np.uint16).itemsize) + len(block_ranges((contexts, vocab))) * (4 + DIGEST_BYTES)
 
 
-def round_blocks(blocks: Iterable[Reals], shape: tuple[int, int], *, margin: float = MARGIN) -> Iterator[RoundedBlock]:
-    """Round logits that come in the blocks of `block_ranges`; yield each with its entries and its digest."""
+def round_blocks(
+    blocks: Iterable[Reals], shape: tuple[int, int], *, margin: float = MARGIN, grid: PriorGrid = FINE_GRID
+) -> Iterator[RoundedBlock]:
+    """Round logits that come in the blocks of `block_ranges`; yield each with what is noted of it and its digest."""
     for rows, logits in zip(block_ranges(shape), blocks, strict=True):
-        exact = _eighths(logits)
-        rounded = np.rint(exact)
-        near = np.flatnonzero(np.abs(np.abs(exact - rounded) - 0.5) <= EIGHTHS_PER_NAT * margin)
+        exact = exact_eighths(logits)
+        units = grid.units(exact)
+        rounded = np.rint(exact / units) * units
+        close = np.abs(np.abs(exact - rounded) - 0.5 * units) <= EIGHTHS_PER_NAT * margin
+        # Far below the least value of the grid either side becomes that value.
+        near = np.flatnonzero(close & (exact > grid.least - EIGHTHS_PER_NAT))
         up = rounded.flat[near] > exact.flat[near]
-        integers = _clipped(rounded)
-        yield RoundedBlock(rows, integers, _entries(near, up), block_digest(integers))
+        integers = grid.clipped(rounded)
+        yield RoundedBlock(rows, integers, near, up, block_digest(integers))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RoundedBlock:
-    """Hold a rounded block of the prior, its entries for the notes, and its digest."""
+    """Hold a rounded block of the prior and its digest; `places` are close to a boundary, `up` those rounded up."""
 
     rows: range
     integers: Eighths
-    entries: npt.NDArray[np.uint16]
+    places: Array
+    up: Array
     digest: bytes
 
 
@@ -133,7 +139,7 @@ def collect_notes(blocks: Iterable[RoundedBlock], shape: tuple[int, int]) -> Pri
     entries = []
     digests = bytearray()
     for block in blocks:
-        entries.append(block.entries)
+        entries.append(_entries(block.places, block.up))
         digests += block.digest
     counts = np.array([len(part) for part in entries], np.int32)
     table = np.frombuffer(bytes(digests), np.uint8).reshape(-1, DIGEST_BYTES)
@@ -150,6 +156,7 @@ class ComputedPrior:
     predict: Callable[[range], Reals]
     notes: PriorNotes
     sent: Mapping[int, Eighths] = field(default_factory=dict)
+    grid: PriorGrid = FINE_GRID
     _cache: dict[int, Eighths] = field(default_factory=dict)
 
     @property
@@ -195,27 +202,51 @@ class ComputedPrior:
     def _integers(self, block: int) -> Eighths:
         if block in self.sent:
             return self.sent[block]
-        exact = _eighths(self.predict(block_rows(self.shape, block)))
+        exact = exact_eighths(self.predict(block_rows(self.shape, block)))
         places, up = self.notes.sides(block)
         if places.size and places[-1] >= exact.size:
             raise InputError(f"prior notes name coordinate {places[-1]} of block {block}, which has {exact.size}")
-        near = exact.flat[places]
-        rounded = np.rint(exact, out=exact)
-        # Beside the boundary k + 1/2 lie the integers k and k + 1.
-        rounded.flat[places] = np.rint(near - 0.5) + up
-        return _clipped(rounded)
+        return _round_by(exact, places, up, self.grid)
 
 
-def _eighths(logits: Reals) -> Floats:
-    """Return log-probabilities in eighths of a nat, in double precision, with at most one temporary of that size."""
-    exact: Floats = np.subtract(logits, np.max(logits, axis=-1, keepdims=True), dtype=np.float64)
-    exact -= np.log(np.exp(exact).sum(axis=-1, keepdims=True))
-    exact *= EIGHTHS_PER_NAT
-    return exact
+class RoundingNotes(NamedTuple):
+    """How a node has rounded the prior of contexts that it wrote: the entries of all coordinates, and the digest."""
+
+    entries: npt.NDArray[np.uint16]
+    digest: bytes
+
+    @classmethod
+    def collect(cls, blocks: Iterable[RoundedBlock], vocab: int) -> RoundingNotes:
+        """Return the notes on blocks that come in order; only one block is held at a time."""
+        places = [np.empty(0, np.int64)]
+        up = [np.empty(0, bool)]
+        digests = bytearray()
+        for block in blocks:
+            places.append(block.places + block.rows.start * vocab)
+            up.append(block.up)
+            digests += block.digest
+        return cls(_entries(np.concatenate(places), np.concatenate(up)), join_digests(bytes(digests)))
+
+    def apply(self, blocks: Iterable[Reals], shape: tuple[int, int], grid: PriorGrid) -> Iterator[Eighths]:
+        """Round logits that come in the blocks of `block_ranges`, to the sides that are noted."""
+        places, up = _decoded(self.entries)
+        if places.size and places[-1] >= shape[0] * shape[1]:
+            raise FrameError(f"rounding notes must name coordinates below {shape[0] * shape[1]}, got {places[-1]}")
+        for rows, logits in zip(block_ranges(shape), blocks, strict=True):
+            first, last = np.searchsorted(places, [rows.start * shape[1], rows.stop * shape[1]])
+            here = places[first:last] - rows.start * shape[1]
+            yield _round_by(exact_eighths(logits), here, up[first:last], grid)
 
 
-def _clipped(rounded: Floats) -> Eighths:
-    return np.clip(rounded, LEAST_PRIOR, 0, out=rounded).astype(np.int16)
+def _round_by(exact: Floats, places: Array, up: Array, grid: PriorGrid) -> Eighths:
+    """Round log-probabilities in eighths of a nat, those at some places to the side that is noted."""
+    units = grid.units(exact)
+    near = exact.flat[places]
+    width = units if isinstance(units, float) else units.flat[places]
+    rounded = np.rint(exact / units) * units
+    # Beside the boundary k + 1/2 lie the integers k and k + 1.
+    rounded.flat[places] = (np.rint(near / width - 0.5) + up) * width
+    return grid.clipped(rounded)
 
 
 def _entries(places: Array, up: Array) -> npt.NDArray[np.uint16]:
@@ -225,3 +256,11 @@ def _entries(places: Array, up: Array) -> npt.NDArray[np.uint16]:
     out = np.full(int(skips.sum()) + gaps.size, _SKIP << 1, np.int64)
     out[np.cumsum(skips + 1) - 1] = rest << 1 | up
     return out.astype(np.uint16)
+
+
+def _decoded(entries: Array) -> tuple[Array, Array]:
+    """Return the places that entries name, and which of them were rounded up."""
+    numbers = entries.astype(np.int64)
+    gaps = numbers >> 1
+    real = gaps != _SKIP
+    return np.cumsum(gaps)[real], (numbers[real] & 1).astype(bool)

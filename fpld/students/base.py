@@ -33,7 +33,7 @@ from fpld.validation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from fpld.data import Tokenizer
@@ -217,6 +217,23 @@ class Student(ABC):
             out[start : start + len(block)] = block
             start += len(block)
         return out
+
+    def next_logits(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function that takes the next tokens [B] of B sequences, and returns the logits [B, V] after them.
+
+        It is called once for each position, from the first on. Kinds of students with a cache of earlier positions
+        override this one, which computes them again.
+        """
+        prefix = np.empty((0, 0), np.int32)
+
+        def following(tokens: np.ndarray) -> np.ndarray:
+            nonlocal prefix
+            column = np.asarray(tokens, np.int32)[:, None]
+            prefix = np.concatenate([prefix, column], axis=1) if prefix.size else column
+            length = prefix.shape[1]
+            return np.concatenate([block[length - 1 :: length] for block in self.logit_blocks(prefix)])
+
+        return following
 
     def loss(self, tokens: np.ndarray, length: int) -> tuple[float, int]:
         """Return (nats, count): the sum of `token_nats`, and how many they are."""

@@ -55,6 +55,15 @@ class CausalNetwork(nn.Module):
         logits: Tensor = self.model(input_ids=self._with_bos(ids), use_cache=False).logits
         return self._without_bos(logits)
 
+    def step(self, ids: Tensor, past: Any) -> tuple[Tensor, Any]:
+        """Return the logits [B, V] after the next tokens [B, 1], and the cache with them; None before the first."""
+        ids = self._with_bos(ids) if past is None else ids
+        if not self.separable:
+            out = self.model(input_ids=ids, past_key_values=past, use_cache=True)
+            return out.logits[:, -1], out.past_key_values
+        out = self._causal.base_model(input_ids=ids, past_key_values=past, use_cache=True)
+        return self.read_out(out.last_hidden_state[:, -1]), out.past_key_values
+
     def features(self, ids: Tensor) -> Tensor:
         """Return the last hidden states [B, T, C], of which logits are a linear map."""
         return self._without_bos(self._run(ids).last_hidden_state)

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.data.tokenizers import SEPARATOR
-from fpld.validation import check_count, check_tokens, check_weight
+from fpld.numerics import softmax
+from fpld.progress import LoopProgress
+from fpld.validation import check_count, check_positive, check_tokens, check_weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fpld.data import Tokenizer
     from fpld.students.base import Student
+
+_SEQUENCES_AT_ONCE = 512
 
 
 def continuation(
@@ -44,6 +48,41 @@ def generate(
     check_weight("temperature", temperature)
     context = check_tokens(prompt, student.vocab, 1, name="prompt")
     return _tokens(student, context, tokens, np.random.default_rng(seed), temperature, top)
+
+
+def write_sequences(
+    student: Student, first: np.ndarray, length: int, *, seed: int, temperature: float = 1.0
+) -> np.ndarray:
+    """Let a student write sequences [S, T] of `length` tokens, each after its first one.
+
+    >>> from fpld.students import NGram, NGramConfig
+    >>> write_sequences(NGram(NGramConfig(vocab=8)), np.array([3, 5]), 4, seed=0).shape
+    (2, 4)
+    """
+    check_count("length", length, 1)
+    check_count("seed", seed, 0)
+    check_positive("temperature", temperature)
+    beginnings = check_tokens(first, student.vocab, 1, name="first")
+    rng = np.random.default_rng(seed)
+    out = np.empty((len(beginnings), length), np.int32)
+    out[:, 0] = beginnings
+    progress = LoopProgress("writing text", len(out), "sequence", tokens=length)
+    for start in range(0, len(out), _SEQUENCES_AT_ONCE):
+        some = out[start : start + _SEQUENCES_AT_ONCE]
+        following = student.next_logits()
+        for t in range(length - 1):
+            some[:, t + 1] = _draw_each(following(some[:, t]), rng, temperature)
+        progress.add(len(some))
+    return out
+
+
+def _draw_each(logits: np.ndarray, rng: np.random.Generator, temperature: float) -> np.ndarray:
+    """Draw a token from each row of logits [B, V]."""
+    cumulated = np.cumsum(softmax(logits / np.float32(temperature)), axis=1, dtype=np.float64)
+    thresholds = rng.random(len(logits)) * cumulated[:, -1]
+    tokens = (cumulated <= thresholds[:, None]).sum(axis=1)
+    drawn: np.ndarray = np.minimum(tokens, logits.shape[1] - 1)
+    return drawn
 
 
 def _tokens(

@@ -22,7 +22,7 @@ from fpld.students.pretrained import check_tokenizer, load_model, load_transform
 from fpld.validation import check_count, check_sequences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fpld.data import Tokenizer
     from fpld.students.base import Predictor
@@ -124,6 +124,19 @@ class HuggingFace(GradientStudent):
             (config.weights, config.dtype, config.bos, depth, str(self.device)), {}
         )
         return self
+
+    def next_logits(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function from the next tokens [B] of B sequences to the logits [B, V] after them."""
+        past = None
+
+        @torch.inference_mode()
+        def following(tokens: np.ndarray) -> np.ndarray:
+            nonlocal past
+            logits, past = self._network.step(self._ids(tokens)[:, None], past)
+            rows: np.ndarray = logits.float().cpu().numpy()
+            return rows
+
+        return following
 
     @classmethod
     def load(cls, path: str | Path, *, model: str | Path | None = None) -> Self:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # its usual name
 from torch import Tensor
 
-from fpld.codecs.prior import EIGHTHS_PER_NAT, LEAST_PRIOR
+from fpld.codecs.prior import EIGHTHS_PER_NAT, FINE_GRID, PriorGrid
 from fpld.errors import InputError
 from fpld.numerics import split
 
@@ -157,7 +157,7 @@ class RelativeTeacher:
         total = 0.0
         for part in split(len(contexts), t.shape[1], _TEACHER_VALUES):
             log_q = F.log_softmax(t[part.start : part.stop], dim=-1)
-            some = round_prediction(log_q)
+            some = round_prediction(log_q, self._target.grid)
             first, last = np.searchsorted(places, [part.start, part.stop])
             where = [self._here(index[first:last].astype(np.int64)) for index in (places - part.start, tokens)]
             # scatter_add_ would add in any order on a GPU; index_put_ adds in one.
@@ -177,14 +177,19 @@ class RelativeTeacher:
         return torch.from_numpy(array).to(self._device)
 
 
-def round_prediction(log_q: Tensor) -> Tensor:
+def round_prediction(log_q: Tensor, grid: PriorGrid = FINE_GRID) -> Tensor:
     """Return the probabilities pi that the prior of these log-probabilities stands for (the last axis).
 
-    As `fpld.codecs.prior` rounds, in float32: a log-probability within some 1e-6 of the middle between two eighths
+    As `fpld.codecs.prior` rounds, in float32: a log-probability within some 1e-6 of the middle between two integers
     may go to the other one.
     """
-    eighths = (log_q * EIGHTHS_PER_NAT).round_().clamp_(LEAST_PRIOR, 0)
-    return F.softmax(eighths.div_(EIGHTHS_PER_NAT), dim=-1)
+    exact = log_q * EIGHTHS_PER_NAT
+    if grid == FINE_GRID:
+        rounded = exact.round_()
+    else:
+        nats = (exact / EIGHTHS_PER_NAT).round_() * EIGHTHS_PER_NAT
+        rounded = torch.where(exact > grid.likely, exact.round(), nats)
+    return F.softmax(rounded.clamp_(grid.least, 0).div_(EIGHTHS_PER_NAT), dim=-1)
 
 
 def make_teacher(target: Target, sequences: np.ndarray, reference: Student | None, device: torch.device) -> Teacher:

@@ -7,7 +7,8 @@ Shapes in the comments: B sequences of T tokens, width C, H heads of C/H, M hidd
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,6 +34,21 @@ EMBEDDING_SCALE = 0.4  # the standard deviation of a new embedding
 EMBEDDING_RATE = 4.0  # factor of its learning rate: weights of this scale need larger steps
 
 
+class KeyValueCache:
+    """Keys and values [B, H, T, C/H] of the positions that a layer has seen."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the next position; return all."""
+        if self._kept is not None:
+            key = torch.cat((self._kept[0], key), dim=2)
+            value = torch.cat((self._kept[1], value), dim=2)
+        self._kept = key, value
+        return self._kept
+
+
 class TransformerLayer(nn.Module):
     """One layer: attention over earlier positions, then a gated perceptron, each added to the residual stream."""
 
@@ -46,12 +62,18 @@ class TransformerLayer(nn.Module):
         self.mlp_in = nn.Parameter(torch.empty(2 * hidden, width))  # the gate above the values
         self.mlp_out = nn.Parameter(torch.empty(width, hidden))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Map the residual stream x [B, T, C] to that of the next layer."""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        """Map the residual stream x [B, T, C] to that of the next layer.
+
+        With a cache x is the next position alone (T = 1), and attends to those in the cache, which it joins.
+        """
         B, T, C = x.shape
         y = F.linear(F.rms_norm(x, (C,), self.attend_norm, NORM_EPSILON), self.qkv)  # [B, T, 3C]
         q, k, v = y.view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # each [B, H, T, C/H]
-        a = F.scaled_dot_product_attention(apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v, is_causal=True)
+        k = apply_rotary(k, cos, sin)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        a = F.scaled_dot_product_attention(apply_rotary(q, cos, sin), k, v, is_causal=cache is None)
         x = x + F.linear(a.transpose(1, 2).reshape(B, T, C), self.attend_out)
         y = F.linear(F.rms_norm(x, (C,), self.mlp_norm, NORM_EPSILON), self.mlp_in)  # [B, T, 2M]
         gate, value = y.chunk(2, dim=-1)
@@ -93,6 +115,14 @@ class TransformerNetwork(nn.Module):
         for block in self.blocks:
             x = block(x, self.cos[:T], self.sin[:T])
         return F.rms_norm(x, x.shape[-1:], self.norm, NORM_EPSILON)
+
+    def step(self, ids: Tensor, position: int, caches: Sequence[KeyValueCache]) -> Tensor:
+        """Return the logits [B, V] after the tokens [B] at a position, with a cache for each layer."""
+        here = slice(position, position + 1)
+        x = F.embedding(ids[:, None], self.embedding)  # [B, 1, C]
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, self.cos[here], self.sin[here], cache)
+        return F.linear(F.rms_norm(x[:, 0], x.shape[-1:], self.norm, NORM_EPSILON), self.embedding)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
@@ -171,6 +201,18 @@ class Transformer(GradientStudent):
     def longest(self) -> int | None:
         """Return the longest context."""
         return self.config.length
+
+    def next_logits(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Return a function from the next tokens [B] of B sequences to the logits [B, V] after them."""
+        caches = [KeyValueCache() for _ in self._network.blocks]
+        positions = count()
+
+        @torch.inference_mode()
+        def following(tokens: np.ndarray) -> np.ndarray:
+            logits: np.ndarray = self._network.step(self._ids(tokens), next(positions), caches).float().cpu().numpy()
+            return logits
+
+        return following
 
     @property
     def _large(self) -> bool:

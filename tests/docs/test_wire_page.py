@@ -234,7 +234,7 @@ SAID = {
         f"more than {steps.MAX_SYMBOLS_PER_BYTE} symbols",
         f"in `2^-{rangecoder.PROBABILITY_BITS}` and a count c",
         f"`min(max(q >> 6, {rangecoder._MIN_PROBABILITY}), {(1 << 16) - rangecoder._MIN_PROBABILITY})`",
-        f"`min(c + 1, {rangecoder._MAX_COUNT})`",
+        f"`min(c + 1, {rangecoder.MAX_COUNT})`",
         f"There are {symbol_model.MODEL_COUNT} places; k is the pair of bins, `{steps.MINUS_BINS + 1} plus + minus`",
         (
             f"[{symbol_model.MODEL_COUNT}] probabilities in `2^-16` from 1 to 65535, q is 64 times that "

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from fpld.data import ProbeSet
 from fpld.errors import InputError
 from fpld.federation import workers
 from fpld.students import NGram, NGramConfig
@@ -17,13 +16,15 @@ from fpld.target import Target
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fpld.types import Tokens
+
 VOCAB = 16
 SEQUENCES = np.random.default_rng(0).integers(VOCAB, size=(4, 8))
 
 
 OPTIONS = {"steps": 3, "seed": 0, "rate": 1.0}
 
-Given = tuple["Path", dict[str, Any], ProbeSet, Target]
+Given = tuple["Path", dict[str, Any], "Tokens", Target]
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def given(tmp_path: Path) -> Given:
     """Return the first arguments of the job, with a target that asks for no change."""
     student = NGram(NGramConfig(vocab=VOCAB))
     student.save(tmp_path / "base.safetensors")
-    probe = ProbeSet(SEQUENCES.astype(np.int32), VOCAB, "0" * 64)
-    return tmp_path / "base.safetensors", student.state(), probe, Target.unchanged(SEQUENCES.size, VOCAB)
+    sequences = SEQUENCES.astype(np.int32)
+    return tmp_path / "base.safetensors", student.state(), sequences, Target.unchanged(SEQUENCES.size, VOCAB)
 
 
 @pytest.mark.parametrize("worse", [0.0, 0.9 * workers.NOISE_NATS])

@@ -37,8 +37,8 @@ PROBABILITY_BITS = 22
 COUNT_BITS = 8
 _CODED_BITS = 16
 _MIN_PROBABILITY = 24  # in 2^-16: no decision is ever certain
-_MAX_COUNT = 250
-RATES = np.minimum((1 << 17) // (2 * np.arange(_MAX_COUNT + 1) + 3), 1 << 15)  # 1 / (count + 3/2), in 2^-16
+MAX_COUNT = 250
+RATES = np.minimum((1 << 17) // (2 * np.arange(MAX_COUNT + 1) + 3), 1 << 15)  # 1 / (count + 3/2), in 2^-16
 
 _CODE_BYTES = 6
 _WHOLE = 1 << (8 * _CODE_BYTES)
@@ -119,7 +119,7 @@ def _put_byte(coder: Any) -> None:
 
 
 @inlined
-def _code_decision(coder: Any, probability: Any, value: Any) -> Any:
+def code_decision(coder: Any, probability: Any, value: Any) -> Any:
     """Write or read a decision whose `probability` of a one is in 2^-16; return it."""
     state = coder.state
     data = coder.data
@@ -152,13 +152,13 @@ def code_bit(coder: Any, model: Any, value: Any) -> Any:
     learnt = packed >> COUNT_BITS
     count = packed & ((1 << COUNT_BITS) - 1)
     used = learnt >> (PROBABILITY_BITS - _CODED_BITS)
-    value = _code_decision(coder, min(max(used, _MIN_PROBABILITY), (1 << _CODED_BITS) - _MIN_PROBABILITY), value)
+    value = code_decision(coder, min(max(used, _MIN_PROBABILITY), (1 << _CODED_BITS) - _MIN_PROBABILITY), value)
     rate = RATES[count]
     if value:
         learnt += ((1 << PROBABILITY_BITS) - learnt) * rate >> 16
     else:
         learnt -= learnt * rate >> 16
-    models[model] = learnt << COUNT_BITS | min(count + 1, _MAX_COUNT)
+    models[model] = learnt << COUNT_BITS | min(count + 1, MAX_COUNT)
     return value
 
 
@@ -167,7 +167,7 @@ def code_raw_bits(coder: Any, count: Any, value: Any) -> Any:
     """Code the lowest `count` bits of a number with equal probabilities; return them."""
     bits = 0
     for k in range(count - 1, -1, -1):
-        bits = bits << 1 | _code_decision(coder, 1 << (_CODED_BITS - 1), (value >> k) & 1)
+        bits = bits << 1 | code_decision(coder, 1 << (_CODED_BITS - 1), (value >> k) & 1)
     return bits
 
 
