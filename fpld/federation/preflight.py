@@ -62,7 +62,7 @@ def expected_cost(config: Config, *, baseline_steps: int) -> Iterator[Finding]:
     if config.student.kind == "huggingface" or not 0 < settings.parameters <= _MAX_TIMED_PARAMETERS:
         return
     student = make_student(config.student, vocab, 0)
-    logits = 4 * config.probe.contexts * vocab
+    logits = 4 * max(config.probe.contexts, config.written_contexts) * vocab
     size = 4 * student.parameters
     federations = 1 + ("float32" in config.baselines.methods)
     # Models of each node and of the rounds; the prior's integers, and a node's last frame and reconstruction.
@@ -309,7 +309,7 @@ class Preflight:
             vocab = self.vocab
         except (FpldError, OSError):
             return  # the finding about the tokenizer names it
-        contexts = -(-config.probe.contexts // config.probe.length) * config.probe.length
+        contexts = -(-config.probe.contexts // config.probe.length) * config.probe.length + config.written_contexts
         problems = []
         for index, (node, sender) in enumerate(zip(config.nodes, senders(config.nodes, vocab), strict=True)):
             links = Uplinks([sender], contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD_BYTES)

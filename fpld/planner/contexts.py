@@ -194,13 +194,14 @@ def _least_squares(columns: Floats, values: Floats) -> Floats:
 
 
 def label_rows(plan: Forecast) -> list[Row]:
-    """Return a row for the plan and one for the best split of the same bytes; none if labels are not sampled.
+    """Return a row for the plan and one for the best split of the same bytes.
 
+    There are none if labels are not sampled, or if sites write text: the model of the loss is about public text.
     `extra_loss` is the model's loss beyond that of the best split, in nats. Between `least_bits` and `most_bits` per
     context it is within the model's error.
     """
     inputs = plan.inputs
-    if not inputs.sparse:
+    if not inputs.sparse or inputs.written:  # the model was measured on public text
         return []
     model = _demonstration_model().with_nodes(len(inputs.sites))
     bits = float(plan.bits.mean())

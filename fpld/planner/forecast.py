@@ -137,7 +137,7 @@ class Forecast:
         gains: list[float | None] = []
         for site in range(len(self.bits)):
             more = self.bits.copy()
-            more[site] = min(more[site] + 8 * MEGABYTE / self.inputs.contexts, most[site])
+            more[site] = min(more[site] + 8 * MEGABYTE / self.inputs.all_contexts, most[site])
             lower_cost = replace(self, bits=more).cost
             gains.append(None if lower_cost is None else max(cost - lower_cost, 0.0))
         return gains
@@ -335,4 +335,4 @@ def _between(inputs: PlanInputs, least: float, most: float) -> str:
 
 
 def _size(inputs: PlanInputs, total: float) -> str:
-    return f"{total / inputs.vocab:.4g} bits per coordinate ({show_size(total * inputs.contexts / 8)} a round)"
+    return f"{total / inputs.vocab:.4g} bits per coordinate ({show_size(total * inputs.all_contexts / 8)} a round)"

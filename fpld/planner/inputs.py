@@ -56,7 +56,9 @@ class PlanInputs:
     sites
         The sites with their links, caps, clip levels and weights.
     contexts, vocab
-        Probe contexts of a round, and entries of the vocabulary.
+        Public probe contexts of a round, and entries of the vocabulary.
+    written
+        Contexts that each site's model writes in a round; a site's bits are for these too.
     deadline
         Seconds that the uplinks of a round may take.
     samples
@@ -85,6 +87,7 @@ class PlanInputs:
     stratified: bool = True
     student: float | None = None
     curves: tuple[tuple[float, float], ...] | None = None
+    written: int = 0
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -121,7 +124,14 @@ class PlanInputs:
     @property
     def prior_notes(self) -> int:
         """Return the bytes of a round's prior notes."""
-        return estimate_notes_bytes(self.contexts, self.vocab) if codecs.get(self.codec).traits.prior else 0
+        if not codecs.get(self.codec).traits.prior:
+            return 0
+        return estimate_notes_bytes(self.contexts, self.vocab, coarse=self.written > 0)
+
+    @property
+    def all_contexts(self) -> int:
+        """Return the contexts of a site in a round, public and written."""
+        return self.contexts + self.written
 
     @property
     def weights(self) -> Floats:
@@ -145,7 +155,7 @@ class PlanInputs:
     def uplinks(self) -> Uplinks:
         """Return the uplinks of a round; the paper's channel has no frames and accepts any number of bits."""
         codec, overhead = (self.codec, OVERHEAD_BYTES) if self.channel == "wire" else (None, 0)
-        return Uplinks(self.sites, self.contexts, self.vocab, self.deadline, codec, overhead)
+        return Uplinks(self.sites, self.all_contexts, self.vocab, self.deadline, codec, overhead)
 
     def caps(self) -> Floats:
         """Return the most bits per probe context of each site; raise BudgetError if one cannot reach its floor."""
@@ -317,6 +327,7 @@ def _from_config(config: Config, text: str, contexts: int | None, vocab: int | N
         codec=config.codec.name,
         stratified=config.codec.dither == "stratified",
         student=_weights_sent(config, vocab),
+        written=config.written_contexts,
     )
     return PlanSource(config, text, inputs, config.budget.bits(vocab))
 

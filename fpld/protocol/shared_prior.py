@@ -97,13 +97,15 @@ def check_prior_blocks(sent: Mapping[int, Array], shape: tuple[int, int]) -> dic
     return dict(sent)
 
 
-def estimate_notes_bytes(contexts: int, vocab: int, *, margin: float = MARGIN) -> int:
+def estimate_notes_bytes(contexts: int, vocab: int, *, margin: float = MARGIN, coarse: bool = False) -> int:
     """Estimate the bytes of the notes on a prior, for logarithms that are spread evenly between boundaries.
+
+    On the coarse grid about an eighth as many lie close to one.
 
     >>> estimate_notes_bytes(16_384, 1024)
     11505
     """
-    near = 2 * EIGHTHS_PER_NAT * margin * contexts * vocab
+    near = 2 * EIGHTHS_PER_NAT * margin * contexts * vocab / (EIGHTHS_PER_NAT if coarse else 1)
     return round(near * np.dtype(np.uint16).itemsize) + len(block_ranges((contexts, vocab))) * (4 + DIGEST_BYTES)
 
 

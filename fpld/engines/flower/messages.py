@@ -292,6 +292,6 @@ def check_message_sizes(
     for part, cap in zip(parts, settings.budget.caps, strict=True):
         check_message_size(part.name, sum(len(files[name]) for name in part.files.names()), max_bytes)
         check_message_size(part.name, sent, max_bytes)
-        frame = OVERHEAD_BYTES + MAX_LOSS_MESSAGE_BYTES + int(cap * settings.contexts / 8)
+        frame = OVERHEAD_BYTES + MAX_LOSS_MESSAGE_BYTES + int(cap * (settings.contexts + settings.written) / 8)
         if frame > max_bytes:
             raise SizeError(f"a frame of {part.name}", frame, max_bytes, _FEWER_BITS)
