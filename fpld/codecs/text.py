@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import validation
-from fpld.codecs.samples import rangecoder
-from fpld.codecs.samples.rangecoder import RATES
+from fpld.codecs import rangecoder
+from fpld.codecs.rangecoder import RATES
 from fpld.errors import BudgetError, FrameError, InputError
 from fpld.kernels import borrowing_kernel, inlined
 

@@ -186,9 +186,7 @@ def test_a_cache_that_names_classes_of_another_version_is_dropped(tmp_path: Path
 
 def test_kernels_in_the_cache_are_told_from_those_to_be_compiled(tmp_path: Path) -> None:
     """A node's prefork server reads what is compiled, and lets no message wait for a compilation."""
-    script = (
-        "from fpld import kernels\nfrom fpld.codecs.samples import rangecoder\nprint(kernels.in_cache(rangecoder))\n"
-    )
+    script = "from fpld import kernels\nfrom fpld.codecs import rangecoder\nprint(kernels.in_cache(rangecoder))\n"
     use = (
         "coder = rangecoder.writer(64, __import__('numpy').zeros(1, 'int32'))\nrangecoder.code_raw_bits(coder, 3, 5)\n"
     )

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fpld import encode_frame
-from fpld.codecs import dither, make_prior, prior
+from fpld.codecs import dither, make_prior, prior, rangecoder
 from fpld.codecs.predictive import companding, tokens
 from fpld.codecs.predictive import decoder as predictive_decoder
 from fpld.codecs.predictive import header as predictive
-from fpld.codecs.samples import rangecoder, steps, symbol_model
+from fpld.codecs.samples import steps, symbol_model
 from fpld.codecs.uniform import layout as uniform
 from fpld.protocol import weights, wire
 from fpld.registry import codecs

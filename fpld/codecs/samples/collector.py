@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import validation
-from fpld.codecs.samples import rangecoder
+from fpld.codecs import rangecoder
+from fpld.codecs.rangecoder import FULL, finish
 from fpld.codecs.samples.candidates import CHUNK_TOKENS, PrefilterScratch, prefilter, prefilter_bounds
 from fpld.codecs.samples.draws import DRAW_RANGE, HALF_RANGE, draw_keys, log_index, token_draw
 from fpld.codecs.samples.probabilities import (
@@ -28,7 +29,6 @@ from fpld.codecs.samples.probabilities import (
     lane_sum,
     prior_totals,
 )
-from fpld.codecs.samples.rangecoder import FULL, finish
 from fpld.codecs.samples.steps import (
     BIN_OFFSET,
     BIN_SHIFT,
@@ -52,8 +52,8 @@ from fpld.kernels import borrowing_kernel, inlined
 
 if TYPE_CHECKING:
     from fpld.codecs.prior import Eighths
+    from fpld.codecs.rangecoder import Coder
     from fpld.codecs.samples.candidates import PrefilterBounds
-    from fpld.codecs.samples.rangecoder import Coder
     from fpld.types import Array, Plan, Reals
 
 # The record of a candidate, 28 bits of an int32. From the lowest bit up: the log index of u, that of 1 - u, the level,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld import validation
-from fpld.codecs.samples import rangecoder
+from fpld.codecs import rangecoder
 from fpld.codecs.samples.candidates import CandidateBuffer, CandidateIndex, prefilter_bounds, unpack_coordinate
 from fpld.codecs.samples.draws import (
     DRAW_RANGE,
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fpld.codecs.prior import Eighths
+    from fpld.codecs.rangecoder import Coder
     from fpld.codecs.samples.candidates import Candidates
-    from fpld.codecs.samples.rangecoder import Coder
     from fpld.types import Array, Floats32, Ints, Plan, Tokens
 
 _BLOCK = 1 << 20  # coordinates that are decoded at a time, of one node

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.codecs.samples.rangecoder import COUNT_BITS, PROBABILITY_BITS, code_bit, code_number
+from fpld.codecs.rangecoder import COUNT_BITS, PROBABILITY_BITS, code_bit, code_number
 from fpld.codecs.samples.steps import MINUS_BINS, PLUS_BINS, STEPS_PER_OCTAVE
 from fpld.kernels import borrowing_kernel, inlined
 
