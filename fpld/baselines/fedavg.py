@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.baselines import Baseline, one_bit
+from fpld.baselines import Baseline
+from fpld.codecs.updates import decode_update, encode_update
 from fpld.node.training import average
 from fpld.seeds import derive_seed
 
@@ -40,8 +41,8 @@ def send_float32(update: Arrays, seed: int) -> tuple[int, Arrays]:  # the signat
 
 def send_signs(update: Arrays, seed: int) -> tuple[int, Arrays]:
     """Return the bytes of an update in one bit per weight, and the update as it arrives."""
-    data = one_bit.encode_update(update, seed=seed)
-    return len(data), one_bit.decode_update(data, update, seed=seed)
+    data = encode_update(update, bits=1, seed=seed)
+    return len(data), decode_update(data, update, seed=seed)
 
 
 def _rows(name: str, send: Channel, context: BaselineContext) -> list[Row]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fpld import validation
-from fpld.baselines import one_bit
+from fpld.codecs.updates import update_bytes
 from fpld.errors import InputError
 from fpld.protocol.shared_prior import estimate_notes_bytes
 from fpld.protocol.wire import OVERHEAD_BYTES
@@ -141,7 +141,7 @@ def _rows(shape: ModelShape, nodes: int, settings: ScaleSettings) -> list[Row]:
     single_weights = _FLOAT32_BYTES * weights
     methods: list[tuple[str, int, float, float, float, float]] = [
         ("fpld", settings.rounds, label, single + notes, node, node + combining),
-        ("adapters, one bit", settings.rounds, one_bit.update_bytes(adapters), single, node, 2 * single),
+        ("adapters, one bit", settings.rounds, update_bytes(adapters, 1), single, node, 2 * single),
         ("adapters, float32", settings.rounds, single, single, node, 2 * single),
         ("all weights, four bits, often", settings.outer, weights / 2, weights / 2, whole, 2 * single_weights),
         ("all weights, float32", settings.rounds, single_weights, single_weights, whole, 2 * single_weights),

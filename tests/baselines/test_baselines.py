@@ -13,8 +13,9 @@ import pytest
 
 from fpld import config as configuration
 from fpld import registry, students
-from fpld.baselines import baseline_jobs, baseline_steps, one_bit
+from fpld.baselines import baseline_jobs, baseline_steps
 from fpld.cli import main
+from fpld.codecs.updates import encode_update
 from fpld.engines.local import run_local
 from fpld.engines.pool import Inline, Lanes
 from fpld.federation import workers as jobs
@@ -94,7 +95,7 @@ def test_one_round_trains_nothing_twice(config_file: Path, tmp_path: Path, train
     assert rows["fedavg"]["heldout_loss"] == pytest.approx(np.mean(heldout_losses(mean, texts, length)), rel=1e-5)
     assert rows["fedavg"]["uplink_bytes"] == rows["fedavg"]["downlink_bytes"] == 3 * 4 * mean.parameters
     assert rows["ensemble"]["heldout_loss"] == pytest.approx(np.mean([mixed(models, text) for text in texts]), rel=1e-6)
-    bits = len(one_bit.encode_update(start, seed=0))
+    bits = len(encode_update(start, bits=1, seed=0))
     assert rows["fedavg-1bit"]["uplink_bytes"] == 3 * bits < rows["fedavg"]["uplink_bytes"] / 30
     assert rows["fedavg-1bit"]["heldout_loss"] < rows["base"]["heldout_loss"]
     behind, error = behind_by_windows(models[0], students.load(out / "student.safetensors"), texts)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fpld import registry
-from fpld.baselines import one_bit
+from fpld.codecs.updates import encode_update
 from fpld.config import parse_config, read_config
 from fpld.data import load_tokenizer
 from fpld.engines.local import run_local
@@ -110,7 +110,7 @@ def test_runs_to_the_end_and_learns(finished: tuple[list[dict[str, object]], Pat
     assert sent["fpld"] <= 2 * (64 * V * (4.0 + 6.5) / 8 + 2 * 200)
     student = load_student(out / "student.safetensors")
     adapters = 4 * student.parameters
-    in_bits = len(one_bit.encode_update(student.state(), seed=0))
+    in_bits = len(encode_update(student.state(), bits=1, seed=0))
     expected = 2 * 2 * adapters, 2 * 2 * in_bits, 2 * adapters
     assert (sent["fedavg"], sent["fedavg-1bit"], sent["flora, 1 round"]) == expected
     assert len((out / "trace.jsonl").read_text().splitlines()) == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fpld.baselines import one_bit
+from fpld.codecs.updates import encode_update, update_bytes
 from fpld.errors import InputError
 from fpld.planner import forecast
 from fpld.planner.inputs import read_plan_source
@@ -43,7 +43,7 @@ def test_a_folder_has_the_shape_of_its_model(tmp_path: Path) -> None:
 
 def test_one_bit_is_as_long_as_stated() -> None:
     for count in (1, 300, 65536 + 1024 + 250):
-        assert one_bit.update_bytes(count) == len(one_bit.encode_update({"w": np.ones(count, np.float32)}, seed=0))
+        assert update_bytes(count, 1) == len(encode_update({"w": np.ones(count, np.float32)}, bits=1, seed=0))
 
 
 @pytest.mark.parametrize("name", ["rivals", "hospitals", "wikipedia"])
@@ -58,7 +58,7 @@ def test_the_bytes_of_presets_are_those_of_their_runs(name: str) -> None:
     assert results["fpld"]["downlink_bytes"] == pytest.approx(len(plan.bits) * down, rel=0.02)
     weights = replace(source.config.student.settings, vocab=source.inputs.vocab).parameters
     assert results["fedavg, 1 round"]["uplink_bytes"] == len(plan.bits) * 4 * weights
-    assert results["fedavg-1bit, 1 round"]["uplink_bytes"] == len(plan.bits) * one_bit.update_bytes(weights)
+    assert results["fedavg-1bit, 1 round"]["uplink_bytes"] == len(plan.bits) * update_bytes(weights, 1)
 
 
 def test_labels_do_not_grow_with_the_model_and_the_aggregator_gets_those_of_all_nodes() -> None:
