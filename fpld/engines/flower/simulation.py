@@ -16,6 +16,7 @@ from fpld.engines.flower.client import client_app, site_of
 from fpld.engines.flower.launch.processes import FLOWER_ENVIRONMENT
 from fpld.engines.flower.server import server_app
 from fpld.engines.flower.site.config import Site, Terms
+from fpld.engines.flower.site.disclosure import DISCLOSURES
 from fpld.errors import FpldError, InputError, MissingExtraError
 from fpld.federation.prepare import node_documents
 from fpld.storage.run_folder import RESULT, STATUS, RunFolder
@@ -40,13 +41,21 @@ def simulated_site(config: Config, out: Path) -> Callable[[Context], Site]:
         if not isinstance(index, int) or not 0 <= index < len(config.nodes):
             raise InputError(f"partition-id must be from 0 to {len(config.nodes) - 1}, got {index!r}")
         return Site(
-            terms=Terms(name=config.nodes[index].name),
+            terms=simulated_terms(config, index),
             folder=out / "nodes" / str(index),
             documents=lambda: node_documents(config, index),
             secret=lambda _session: b"",
         )
 
     return site
+
+
+def simulated_terms(config: Config, index: int) -> Terms:
+    """Return the terms of a simulated node: whatever the configuration asks for may leave."""
+    name = config.nodes[index].name
+    if config.written is None:
+        return Terms(name=name, may_send=list(DISCLOSURES))
+    return Terms(name=name, may_send=list(DISCLOSURES), private_run=config.written.private_run)
 
 
 def simulate_federation(

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from fpld.engines.flower.client import client_app, run_forked
 from fpld.engines.local import run_local
+from fpld.errors import QuorumError
+from fpld.node import writing
 from fpld.seeds import derive_key
 from fpld.storage.run_folder import RunFolder
-from tests.engines.flower.conftest import NAMES, Deployment
+from tests.engines.flower.conftest import NAMES, WRITTEN, Deployment
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
 VARIANTS = {
     "weights": [],
@@ -37,6 +45,7 @@ VARIANTS = {
         ),
         ("rounds = 3", "rounds = 2"),
     ],
+    "written text": [*WRITTEN, ("rounds = 3", "rounds = 2")],
 }
 
 
@@ -45,6 +54,7 @@ VARIANTS = {
 )
 def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, VARIANTS[variant])
+    deployment.allow_text()
     own = variant == "logits and own models"
     local = run_local(deployment.config, deployment.text, tmp_path / "local", resume=False)
     # A deployment draws its key at random: here it is the one of the local run, since dither depends on it.
@@ -85,3 +95,37 @@ def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path
     for line in lines:
         assert line["uplink"]["labels"] == line["payload_bytes"]
         assert line["uplink"]["overhead"] == line["overhead_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_nodes_that_are_killed_while_they_write_send_what_they_would_have_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every node's work is killed once, with its text written and not yet sent."""
+    deployment = Deployment(tmp_path, [*WRITTEN, ("rounds = 3", "rounds = 1")])
+    deployment.allow_text()
+    run_local(deployment.config, deployment.text, tmp_path / "local", resume=False)
+    fixed = {"session": "ab" * 32, "key": derive_key(deployment.config.run.seed).hex()}
+    RunFolder(tmp_path / "flower").write_json("session.json", fixed)
+    encode = writing.encode_text
+
+    def die_once(*arguments: Any) -> bytes:
+        killed = len(list(tmp_path.glob("killed-*")))
+        if killed < len(NAMES):
+            (tmp_path / f"killed-{killed}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode(*arguments)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(writing, "encode_text", die_once)
+        patches.setattr("tests.engines.flower.conftest.client_app", partial(client_app, runner=run_forked))
+        with pytest.raises(QuorumError, match="resources: the site ran out"):
+            deployment.serve(deployment.grid())
+        assert len(list(tmp_path.glob("killed-*"))) == len(NAMES)
+        ledgers = [file.parent / "ledger.jsonl" for file in deployment.node_files]
+        assert not any(ledger.exists() for ledger in ledgers)
+        deployment.serve(deployment.grid())
+    assert deployment.trace("flower") == deployment.trace("local")
+    one, two = ((tmp_path / out / "student.safetensors").read_bytes() for out in ("local", "flower"))
+    assert one == two

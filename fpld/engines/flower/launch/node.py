@@ -13,7 +13,7 @@ from fpld.engines.flower.credentials import AUTH_KEY, expiry_warnings
 from fpld.engines.flower.launch.processes import ChildProcess, free_port
 from fpld.engines.flower.log import OWN_MODEL_PREFIX, follow_log, last_texts, relay_log
 from fpld.engines.flower.patches.bootstrap import supernode_environment
-from fpld.engines.flower.site.config import NodeFile
+from fpld.engines.flower.site.config import NodeFile, describe_may_send
 from fpld.engines.flower.site.ledger import Ledger
 from fpld.engines.flower.site.lock import CONTACT_FILE, is_locked, read_presence, site_lock
 from fpld.errors import InputError
@@ -130,6 +130,8 @@ def site_status(path: Path) -> dict[str, Any]:
         "last_contact": last_contact,
         "answers": len(entries),
         "up_bytes": sum(entry["bytes"] for entry in entries),
+        "text_bytes": sum((entry.get("written") or {"text_bytes": 0})["text_bytes"] for entry in entries),
+        "may_send": describe_may_send(file),
         "trouble": next((text for text in reversed(texts) if " failed: " in text), None),
         "loss": next((text for text in reversed(texts) if text.startswith("nats per token")), None),
         "adopted": next((text for text in reversed(texts) if text.startswith(OWN_MODEL_PREFIX)), None),

@@ -12,6 +12,7 @@ from fpld import data
 from fpld.config import Count, Name, Section
 from fpld.config.config import Finding
 from fpld.engines.flower.credentials import AUTH_KEY, MAC_KEY, make_node_keys, parse_public_key, run_secret
+from fpld.engines.flower.site.disclosure import Disclosure  # noqa: TC001 - Pydantic looks at it
 from fpld.engines.flower.site.ledger import Ledger, spent_epsilon
 from fpld.errors import FpldError, InputError
 from fpld.storage.files import read_utf8, write_atomic
@@ -38,6 +39,11 @@ ca = "ca.pem"
 # The private text: a file or a folder. It stays here.
 {source}
 
+# What may leave: "labels" on public text; "text" that the site's model writes, with labels; "updates" of its weights.
+# A run that asks for more is refused before any training (docs/privacy.md says what each tells about the text).
+may_send = ["labels"]
+# private_run = 8           # written text has no run of this many tokens of the private text; 0: nothing is written
+
 # What the site insists on (leave out what does not matter):
 # probe = "SHA-256 of the probe set that may be asked"
 # tokenizer = "SHA-256 of the tokenizer that may be used"
@@ -60,6 +66,8 @@ class Terms(Section):
     """The terms on which a site takes part: its name, and its limits."""
 
     name: Name
+    may_send: list[Disclosure] = Field(default=["labels"], min_length=1)
+    private_run: Annotated[int, Field(ge=0)] = 8
     probe: Digest | None = None
     tokenizer: Digest | None = None
     most_bytes: Count | None = None
@@ -190,9 +198,19 @@ def check_site(path: Path) -> list[Finding]:
         return [*findings, Finding(key, str(error))]
     size = sum(document.size for document in documents)
     findings.append(Finding(key, f"{len(documents)} documents, {size:,} bytes", wrong=False))
+    findings.append(Finding("may_send", describe_may_send(file), wrong=False))
     if file.most_epsilon is not None:
         findings.append(_check_epsilon_left(file, site.folder))
     return findings
+
+
+def describe_may_send(terms: Terms) -> str:
+    """Return what may leave a site, in words."""
+    names = ", ".join(terms.may_send)
+    if "text" not in terms.may_send:
+        return names
+    check = f"no run of {terms.private_run} private tokens" if terms.private_run else "none is written"
+    return f"{names}; text: {check} (private_run)"
 
 
 def _check_epsilon_left(terms: Terms, folder: Path) -> Finding:

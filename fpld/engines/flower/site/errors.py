@@ -35,12 +35,18 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
+class DisclosureError(BudgetError):
+    """A task asks for what may not leave the site. The message has no other words than of `may_send`: it may leave."""
+
+
 class SiteError(FpldError):
-    """An error at a site as others may see it: one of `_REASONS`."""
+    """An error at a site as others may see it: one of `_REASONS`, or the message of a `DisclosureError`."""
 
 
 def public_reason(error: Exception) -> str:
     """Return the sentence that may leave the site in the place of an error."""
+    if isinstance(error, DisclosureError):
+        return str(error)
     resource = exhausted_resource(error)
     if resource is not None:
         error = StorageError() if resource is DISK_SPACE else ResourceError()

@@ -25,6 +25,7 @@ from fpld.data import ProbeSet, load_tokenizer
 from fpld.engines.flower.credentials import SignedMessage, sign_message
 from fpld.engines.flower.log import OWN_MODEL_PREFIX, FolderLogHandler, append_log
 from fpld.engines.flower.patches.polling import write_fleet_size
+from fpld.engines.flower.site.disclosure import check_may_send, with_site_check, written_counts
 from fpld.engines.flower.site.errors import redact
 from fpld.engines.flower.site.ledger import Ledger, Query, check_epsilon, spent_epsilon
 from fpld.engines.flower.site.lock import read_presence
@@ -148,7 +149,7 @@ def handle_train(site: Site, data: bytes, task: Task, files: Mapping[str, bytes]
     ProtocolError
         If the task, the student or a file is not the one that the message names.
     BudgetError
-        If an answer would exceed the site's terms.
+        If an answer would exceed the site's terms, or the task asks for what may not leave.
     """
     request = Request.parse(site, data, "train")
     _store_files(request, files)
@@ -157,6 +158,9 @@ def handle_train(site: Site, data: bytes, task: Task, files: Mapping[str, bytes]
         task = replace(task, arrays=student)
     if digest(task.to_bytes()) != request.body.get("task"):
         raise ProtocolError("the task is not the one that the aggregator's message names")
+    check_may_send(site.terms.may_send, task)
+    if task.plan.written and request.spec.written is None:
+        raise ProtocolError("the task asks for written text, and the message does not say how it is written")
     ledger = Ledger(site.folder)
     query = Query.frame(request.session, task)
     ledger.check_limits(site.terms, query)
@@ -164,12 +168,17 @@ def handle_train(site: Site, data: bytes, task: Task, files: Mapping[str, bytes]
     _store_student(request, student)
     query = _with_privacy_loss(request, query)
     check_epsilon(ledger.entries, site.terms, query, request.spec.rounds)
+    spec = with_site_check(request.spec, site.terms.private_run)
     with RunFolder(request.paths.folder).lock(), _logged_progress(site, task.plan.round):
-        frame = answer_task(request.spec, request.paths, task, key=request.key, secret=True)
+        frame = answer_task(spec, request.paths, task, key=request.key, secret=True)
     # A frame that asks for blocks of the prior says nothing about the text: it is not in the ledger.
     if is_prior_request(frame):
         return RoundAnswer(frame)
+    if task.plan.written:
+        query = replace(query, written=written_counts(spec, request.paths.folder, task.plan.round, frame))
     ledger.record(query, frame)
+    if query.written is not None:
+        append_log(site.folder, f"round {task.plan.round}: {query.written.describe()}")
     if query.spent is not None:
         append_log(site.folder, _describe_epsilon(site, ledger))
     if "evaluate" not in request.body:

@@ -2,7 +2,8 @@
 
 The ledger is a file with one line of JSON for each answer, flushed to the disk before the answer leaves: when, which
 run asked for what in which round, and how many bytes. For a frame it names codec and probe set, for an evaluation the
-student. A query that was answered before is answered again: the same bytes disclose nothing new.
+student. A frame with written text also has what the site's check found in it. A query that was answered before is
+answered again: the same bytes disclose nothing new.
 
 The ledger also bounds what all answers over all runs disclose about each unit of the text. An answer of private
 training is post-processing of steps of DP-SGD, whose noise, sampling rate and number are in the ledger; their epsilon
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.engines.flower.site.config import Terms
+    from fpld.engines.flower.site.disclosure import WrittenCounts
     from fpld.protocol import Task
 
     Entry = Mapping[str, Any]
@@ -41,7 +43,8 @@ class Query:
     """What an aggregator asks a site for: a frame under a task, or the loss of a student.
 
     `asked` is the digest of the task or of the student, `max_bytes` the largest size of the answer. `spent` and `unit`
-    are those of private training. All but `max_bytes` are keys of a line of the ledger.
+    are those of private training, `written` is what a frame has of written text. All but `max_bytes` are keys of a line
+    of the ledger.
     """
 
     kind: Literal["frame", "loss"]
@@ -53,6 +56,7 @@ class Query:
     probe: str | None = None
     spent: DpSteps | None = None
     unit: str | None = None
+    written: WrittenCounts | None = None
 
     @classmethod
     def frame(cls, session: str, task: Task) -> Self:

@@ -1,0 +1,111 @@
+"""What may leave a site: labels, text that its model writes, updates of its weights.
+
+The site says it in `node.toml`: `may_send` names what may leave, and `private_run` how long a run of private tokens in
+written text may be. Both are applied before any training. A task that asks for more is refused, and nothing is spent.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from fpld.engines.flower.site.errors import DisclosureError
+from fpld.protocol.wire import payload_of
+from fpld.protocol.written import HEADER
+from fpld.storage.files import read_utf8
+from fpld.storage.run_folder import WRITING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fpld.node.spec import NodeSpec
+    from fpld.protocol import Task
+
+Disclosure = Literal["labels", "text", "updates"]
+DISCLOSURES: tuple[Disclosure, ...] = get_args(Disclosure)
+UPDATES_CODEC = "updates"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCounts:
+    """What a frame has of written text, as a line of the ledger says it.
+
+    `written` sequences were written in all. `copied` of them had a run of `private_run` tokens of the private text and
+    were written anew; public text has taken the place of `replaced` ones. `sequences` have left, in `text_bytes`.
+    `private_run` is None where text is not checked.
+    """
+
+    sequences: int
+    written: int
+    copied: int
+    replaced: int
+    private_run: int | None
+    text_bytes: int
+
+    def describe(self) -> str:
+        """Return the counts as a line of the log."""
+        sent = f"{self.sequences} written sequences leave in {self.text_bytes} bytes of text"
+        if self.private_run is None:
+            return f"{sent}; they follow from a private model, and are not compared with the private text"
+        return (
+            f"{sent}; {self.written} were written, {self.copied} had a run of {self.private_run} private tokens and "
+            f"were written anew, {self.replaced} became public text"
+        )
+
+
+def requested_disclosures(task: Task) -> set[Disclosure]:
+    """Return what the answer to a task would disclose."""
+    requested: set[Disclosure] = {"updates" if task.codec == UPDATES_CODEC else "labels"}
+    if task.plan.written:
+        requested.add("text")
+    return requested
+
+
+def check_may_send(may_send: Sequence[Disclosure], task: Task) -> None:
+    """Refuse a task that asks for more than may leave the site.
+
+    Raises
+    ------
+    DisclosureError
+        With what the task asks for, and what `may_send` in `node.toml` allows.
+    """
+    requested = requested_disclosures(task)
+    if not requested <= set(may_send):
+        raise DisclosureError(
+            f"may_send: the task asks for {_listed(requested)}, this site's node.toml allows {_listed(set(may_send))}"
+        )
+
+
+def with_site_check(spec: NodeSpec, private_run: int) -> NodeSpec:
+    """Return a node's specification with the stricter limit on private runs: the smaller one; 0 writes nothing.
+
+    With differential privacy written text must follow from the private model and public tokens alone. Which sequences
+    are written anew depends on the private text, so there the check is off: a run longer than a sequence is in none.
+    """
+    if spec.written is None:
+        return spec
+    strictest = min(spec.written.private_run, private_run)
+    if strictest and spec.privacy is not None:
+        strictest = spec.length + 1
+    return spec.model_copy(update={"written": spec.written.model_copy(update={"private_run": strictest})})
+
+
+def written_counts(spec: NodeSpec, folder: Path, round: int, frame: bytes) -> WrittenCounts:
+    """Return what a frame has of written text, from the frame and the node's folder of the run."""
+    rows = {row["round"]: row for row in json.loads(read_utf8(folder / WRITING))}
+    row = rows[round]
+    text_bytes = HEADER.unpack_from(payload_of(memoryview(frame)))[2]
+    return WrittenCounts(
+        row["sequences"],
+        row["written"],
+        row["copied"],
+        row["replaced"],
+        row["private_run"] if spec.privacy is None else None,
+        text_bytes,
+    )
+
+
+def _listed(names: set[Disclosure]) -> str:
+    return ", ".join(name for name in DISCLOSURES if name in names)
