@@ -152,10 +152,14 @@ def distill_surrogate(base: Path, state: Arrays, *how: Any) -> Arrays:
     return student.state()
 
 
-def _log_likelihoods(model: Student, canaries: Canaries) -> Array:
-    """Return the log-likelihood of each canary's tokens from `first` on."""
+def token_log_likelihoods(model: Student, canaries: Canaries) -> Array:
+    """Return the log-likelihood [N, L - 1] of each canary's tokens but the first."""
     inputs = canaries.tokens[:, :-1]
     following = canaries.tokens[:, 1:, None].astype(np.int64)
     logs = log_softmax(model.logits(inputs)).reshape(*inputs.shape, -1)
-    taken = np.take_along_axis(logs, following, axis=-1)[..., 0]
-    return np.asarray(taken[:, canaries.first - 1 :].sum(axis=1, dtype=np.float64))
+    return np.take_along_axis(logs, following, axis=-1)[..., 0].astype(np.float64)
+
+
+def _log_likelihoods(model: Student, canaries: Canaries) -> Array:
+    """Return the log-likelihood of each canary's tokens from `first` on."""
+    return np.asarray(token_log_likelihoods(model, canaries)[:, canaries.first - 1 :].sum(axis=1))

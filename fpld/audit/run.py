@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from fpld.audit.attacks import (
     ObservedReply,
@@ -16,34 +19,47 @@ from fpld.audit.attacks import (
     text_canaries,
 )
 from fpld.audit.statistics import auc, epsilon_bound, true_positive_rate
+from fpld.audit.written import (
+    WrittenSample,
+    canary_matches,
+    canary_rows,
+    copy_rows,
+    joined_samples,
+    write_unchecked,
+    written_scores,
+)
 from fpld.engines.local import LocalEngine
 from fpld.engines.pool import make_pool
 from fpld.errors import InputError
+from fpld.federation import workers
 from fpld.federation.prepare import claim, prepare
 from fpld.federation.rounds import Federation, Lesson, distillation_arguments
 from fpld.node.training import open_student, run_epsilon
 from fpld.protocol.wire import payload_of
+from fpld.protocol.written import public_labels
 from fpld.registry import codecs
 from fpld.seeds import derive_seed
-from fpld.storage.run_folder import HELDOUT, RunFolder, record_digests, text_file
+from fpld.storage.arrays import read_arrays
+from fpld.storage.run_folder import HELDOUT, OWN_MODEL, WRITTEN_PRIOR, RunFolder, record_digests, text_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
-
     from fpld.audit.attacks import Canaries
     from fpld.config import Config
     from fpld.data import ProbeSet
     from fpld.protocol import Receipt
-    from fpld.types import Arrays
+    from fpld.students import Student
+    from fpld.types import Arrays, Plan
 
     Scores = dict[tuple[str, str], np.ndarray[Any, Any]]
+    Row = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
 AUDIT_PLAN_FILE = "canaries.json"
+COPIES_FILE = "copies.json"
 DEFAULT_DELTA = 1e-5
 """The delta of the lower bound where the configuration promises no privacy."""
 
@@ -56,7 +72,21 @@ class AuditPlan(NamedTuple):
     copies: int
 
 
-def run_audit(config: Config, text: str, out: Path, plan: AuditPlan) -> list[dict[str, Any]]:
+class AuditResult(NamedTuple):
+    """The rows of an audit: a row for each attack, and what was copied into written text, if nodes write some."""
+
+    attacks: list[Row]
+    copies: list[Row]
+
+
+class RoundAttack(NamedTuple):
+    """What came of attacking a round: the scores of the canaries, and the text that the node has written."""
+
+    scores: Scores
+    written: WrittenSample | None
+
+
+def run_audit(config: Config, text: str, out: Path, plan: AuditPlan) -> AuditResult:
     """Run a configuration with canaries into a folder.
 
     Parameters
@@ -68,7 +98,7 @@ def run_audit(config: Config, text: str, out: Path, plan: AuditPlan) -> list[dic
 
     Returns
     -------
-    A row for each kind of canary and each attack; scores are summed over the rounds.
+    A row for each kind of canary and each attack. Scores are summed over the rounds; written text is that of all.
     """
     _check_auditable(config)
     store = RunFolder(out)
@@ -82,20 +112,32 @@ def run_audit(config: Config, text: str, out: Path, plan: AuditPlan) -> list[dic
         record_digests(store, text_file(plan.node))
         federation = Federation(config, store, prepared, "fpld", pool=pool)
         engine = LocalEngine(federation, prepared.bytes_per_token)
+        before = open_student(federation.setup.base, federation.student)
         scores: Scores = {}
+        samples: list[WrittenSample] = []
         while not federation.done:
-            for key, round_scores in _attack_round(federation, engine, plan.node, sets).items():
+            attacked = _attack_round(federation, engine, plan.node, sets)
+            for key, round_scores in attacked.scores.items():
                 scores[key] = scores.get(key, 0.0) + round_scores
+            if attacked.written is not None:
+                samples.append(attacked.written)
         delta = DEFAULT_DELTA if config.privacy is None else config.privacy.delta
         upper = run_epsilon(federation.store.path / f"nodes/{plan.node}", delta)
+    copies: list[Row] = []
+    if samples:
+        private = read_arrays(store.path / text_file(plan.node))[0]["tokens"]
+        sample = joined_samples(samples)
+        copies = copy_rows(sample, private, prepared.probe.sequences)
+        copies += _attack_written(sample, sets, before, scores)
+        store.write_json(COPIES_FILE, copies)
     rows = [
-        attack_row(canaries, attack, scores[canaries.kind, attack], delta, upper, derive_seed(seed, "ties"))
+        attack_row(canaries, attack, scores[kind, attack], delta, upper, derive_seed(seed, "ties"))
         for canaries in sets
-        for attack in ("labels", "surrogate", "student")
-        if (canaries.kind, attack) in scores
+        for kind, attack in scores
+        if kind == canaries.kind
     ]
     store.write_json("audit.json", rows)
-    return rows
+    return AuditResult(rows, copies)
 
 
 def draw_canaries(store: RunFolder, probe: ProbeSet, plan: AuditPlan, seed: int) -> list[Canaries]:
@@ -111,13 +153,11 @@ def draw_canaries(store: RunFolder, probe: ProbeSet, plan: AuditPlan, seed: int)
 def _check_auditable(config: Config) -> None:
     if config.probe.fresh:
         raise InputError("probe.fresh must be false for an audit: canaries have their contexts in one probe set")
-    if config.written is not None:
-        raise InputError("[written] must be left out for an audit of labels: the written text is audited by itself")
     if config.codec.against != "nothing":
         raise InputError("codec.against must be 'nothing' for an audit")
 
 
-def _attack_round(federation: Federation, engine: LocalEngine, node: int, sets: Sequence[Canaries]) -> Scores:
+def _attack_round(federation: Federation, engine: LocalEngine, node: int, sets: Sequence[Canaries]) -> RoundAttack:
     """Run a round, and score the canaries by what the aggregator has seen of it."""
     setup = federation.setup
     state = federation.state
@@ -135,10 +175,13 @@ def _attack_round(federation: Federation, engine: LocalEngine, node: int, sets: 
     if node not in frames:
         reasons = "; ".join(map(str, absent))
         raise InputError(f"the audited node {federation.names[node]!r} gave no answer: {reasons}")
-    sent = ObservedReply(codec, bytes(payload_of(memoryview(frames[node]))), tasks[node].plan)
+    plan = tasks[node].plan
+    payload = payload_of(memoryview(frames[node]))
+    sent = ObservedReply(codec, bytes(public_labels(payload, plan)), plan.public)
     before = open_student(setup.base, state.student)
     probe = setup.probe(state.round + 1)
-    lesson = Lesson(probe.sequences, node_target(sent, setup.settings.combining))
+    sample = _written_sample(federation, plan)
+    lesson = _node_lesson(federation, sent, plan)
     surrogate = setup.pool.submit(distill_surrogate, *distillation_arguments(setup, state, lesson))
     scores: Scores = {
         (canaries.kind, "labels"): label_scores(sent, canaries, before, probe.sequences)
@@ -146,12 +189,52 @@ def _attack_round(federation: Federation, engine: LocalEngine, node: int, sets: 
         if canaries.contexts is not None
     }
     record = federation.close(absent)
-    models: dict[str, Arrays] = {"student": federation.student, "surrogate": surrogate.result()}
+    models: dict[str, Arrays] = {"surrogate": surrogate.result(), "student": federation.student}
     for name, weights in models.items():
         model = open_student(setup.base, weights)
         scores |= {(canaries.kind, name): model_scores(model, before, canaries) for canaries in sets}
     federation.commit(record, engine.evaluate(federation.student))
-    return scores
+    return RoundAttack(scores, sample)
+
+
+def _node_lesson(federation: Federation, sent: ObservedReply, plan: Plan) -> Lesson:
+    """Return what a surrogate is distilled from: the node's labels on public text, and what it has written."""
+    setup = federation.setup
+    state = federation.state
+    sequences = setup.probe(state.round + 1).sequences
+    target = replace(node_target(sent, setup.settings.combining), grid=setup.grid)
+    text = None if federation.aggregator is None else federation.aggregator.written.get(plan.node)
+    if text is None:
+        return Lesson(sequences, target)
+    path = setup.store.path / f"audit-{WRITTEN_PRIOR}"
+    written = workers.read_written(setup.base, state.student, replace(plan, prior=None), text, path)
+    return Lesson(np.concatenate([sequences, text.sequences]), target.joined([written]))
+
+
+def _written_sample(federation: Federation, plan: Plan) -> WrittenSample | None:
+    """Return the text that a node has sent in the open round, and what its model wrote before the check, if any."""
+    config = federation.setup.config
+    if config.written is None:
+        return None
+    probe = federation.setup.probe(plan.round).sequences
+    model = open_student(federation.store.path / f"nodes/{plan.node}" / OWN_MODEL)
+    seed = derive_seed(config.run.seed, "written", plan.round, plan.node)
+    unchecked = write_unchecked(model, plan, probe, seed=seed, temperature=config.written.temperature)
+    text = None if federation.aggregator is None else federation.aggregator.written.get(plan.node)
+    sent = unchecked[:0] if text is None else text.sequences
+    return WrittenSample(sent, unchecked[: len(sent)])
+
+
+def _attack_written(sample: WrittenSample, sets: Sequence[Canaries], before: Student, scores: Scores) -> list[Row]:
+    """Add the scores of the attacks on written text; return the shares of canaries that stand in it."""
+    rows = []
+    for canaries in sets:
+        matches = {name: canary_matches(canaries, text) for name, text in sample._asdict().items()}
+        for name, text in sample._asdict().items():
+            for attack, values in written_scores(canaries, text, matches[name], before).items():
+                scores[canaries.kind, f"{name} text, {attack}"] = values
+        rows += canary_rows(canaries, **matches)
+    return rows
 
 
 def attack_row(

@@ -18,9 +18,11 @@ _EPILOG = """\
 RUN is a configuration, a preset, or the folder of a local run, whose configuration is taken. It is run again in a new
 folder, with canaries in the text of one node, each in or out by a fair coin. Two kinds: `probe` canaries continue a
 public probe sequence with a random token, `text` canaries are windows of the node's held-out text. Three attacks, on
-what the aggregator sees: the node's decoded labels at the canaries' contexts, a surrogate distilled from the node's
-labels alone, and the student. epsilon_lower is shown by the attack with 95 % confidence (Steinke et al. 2023),
-epsilon_upper is what the accountant promises; docs/privacy.md says more. Examples:
+what the aggregator sees: the node's decoded labels at the canaries' contexts, a surrogate distilled from what this node
+alone has sent, and the student. With [written] also the text that the node's model wrote, as it was sent and as it was
+before the site's check; a second table, copies.json, has the shares of copies. epsilon_lower is shown by the attack
+with 95 % confidence (Steinke et al. 2023), epsilon_upper is what the accountant promises; docs/privacy.md says more.
+Examples:
 
   fpld audit audit --out runs/audit
   fpld audit audit --epsilon 3 --seed 1 --out runs/audit-3
@@ -60,8 +62,10 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
     )
     with output.status():
         refuse(config, source, local=True)
-        rows = run_audit(config, text, arguments.out, plan)
-    output.result("audit", rows, title=f"What the aggregator can tell of {names[plan.node]} ({arguments.out})")
+        result = run_audit(config, text, arguments.out, plan)
+    title = f"What the aggregator can tell of {names[plan.node]} ({arguments.out})"
+    output.result("audit", result.attacks, title=title)
+    output.table(result.copies, title="Shares that stand in written text: as sent, and before the site's check")
     return 0
 
 

@@ -14,7 +14,7 @@ import pytest
 from fpld.engines.flower.client import client_app, run_forked
 from fpld.engines.local import run_local
 from fpld.errors import QuorumError
-from fpld.node import writing
+from fpld.protocol.written import encode_text
 from fpld.seeds import derive_key
 from fpld.storage.run_folder import RunFolder
 from tests.engines.flower.conftest import NAMES, WRITTEN, Deployment
@@ -108,17 +108,16 @@ def test_nodes_that_are_killed_while_they_write_send_what_they_would_have_sent(
     run_local(deployment.config, deployment.text, tmp_path / "local", resume=False)
     fixed = {"session": "ab" * 32, "key": derive_key(deployment.config.run.seed).hex()}
     RunFolder(tmp_path / "flower").write_json("session.json", fixed)
-    encode = writing.encode_text
 
     def die_once(*arguments: Any) -> bytes:
         killed = len(list(tmp_path.glob("killed-*")))
         if killed < len(NAMES):
             (tmp_path / f"killed-{killed}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return encode(*arguments)
+        return encode_text(*arguments)
 
     with monkeypatch.context() as patches:
-        patches.setattr(writing, "encode_text", die_once)
+        patches.setattr("fpld.node.writing.encode_text", die_once)
         patches.setattr("tests.engines.flower.conftest.client_app", partial(client_app, runner=run_forked))
         with pytest.raises(QuorumError, match="resources: the site ran out"):
             deployment.serve(deployment.grid())

@@ -71,7 +71,8 @@ def test_a_task_may_ask_for_no_more_than_the_site_allows(
 
 def test_terms_are_checked_and_default_to_labels_alone() -> None:
     assert (Terms(name="north").may_send, Terms(name="north").private_run) == (["labels"], 8)
-    for wrong in ({"may_send": []}, {"may_send": ["weights"]}, {"private_run": -1}):
+    cases: list[dict[str, Any]] = [{"may_send": []}, {"may_send": ["weights"]}, {"private_run": -1}]
+    for wrong in cases:
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Terms(name="north", **wrong)
 
