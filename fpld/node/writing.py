@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 6
 """How often a sequence is written, before public text takes its place."""
-_LEAST_LABEL_BITS = 8.0  # per written context; a smaller budget is for fewer contexts
+_LEAST_LABEL_BITS = 8  # per written context; a smaller budget is for fewer contexts
+_LEAST_LABEL_BYTES = 16  # besides, for the payload of labels as such
 _NO_DIGEST = bytes(32)
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -55,7 +56,10 @@ class Writing(NamedTuple):
 
 
 class PrivateRuns:
-    """The runs of `length` tokens of a private text that do not stand in public sequences, as sorted hashes.
+    """The runs of `length` tokens of a private text that do not stand in the public one, as sorted hashes.
+
+    The public text is that of all sequences one after the other, and again from the first: any part of it may take the
+    place of a written sequence.
 
     >>> runs = PrivateRuns(np.array([1, 2, 3, 4, 5]), np.array([[2, 3, 4]]), 3)
     >>> runs.stand_in(np.array([[9, 1, 2, 3], [1, 2, 9, 3], [2, 3, 4, 9]])).tolist()
@@ -64,7 +68,9 @@ class PrivateRuns:
 
     def __init__(self, private: Tokens, public: Tokens, length: int) -> None:
         self._length = length
-        self._hashes = np.setdiff1d(_run_hashes(private[None], length), _run_hashes(public, length))
+        text = public.ravel()
+        ring = np.resize(text, text.size + length - 1)
+        self._hashes = np.setdiff1d(_run_hashes(private[None], length), _run_hashes(ring[None], length))
 
     def stand_in(self, sequences: Tokens) -> Array:
         """Return whether such a run stands in each of the sequences [S, T]."""
@@ -104,14 +110,14 @@ def write_checked(
     written = 0
     copied = 0
     for attempt in range(ATTEMPTS):
+        if not bad.size:
+            break
         draws = derive_seed(seed, "writing", attempt)
         some = write_sequences(model, tokens[places[bad]], length, seed=draws, temperature=temperature)
         sequences[bad] = some
         written += len(some)
         bad = bad[runs.stand_in(some)]
         copied += bad.size
-        if not bad.size:
-            break
     sequences[bad] = tokens[(places[bad, None] + np.arange(length)) % tokens.size]
     return Writing(sequences, written, copied, bad.size)
 
@@ -174,7 +180,10 @@ def write_reply(
         text = encode_text(sequences, plan.vocab)
         with write_prior(shared, sequences, scratch, coarse_grid(plan.vocab), margin=margin) as (prior, notes):
             capacity = left_for_labels(plan, len(public_labels), len(text), len(notes.entries))
-            share = 8 * capacity / (_LEAST_LABEL_BITS * sequences.size)
+            # The part of the sequences that fits, if text, notes and the least labels are as long for each of them.
+            room = left_for_labels(plan, len(public_labels), 0, 0)
+            needed = room - capacity + _LEAST_LABEL_BYTES + _LEAST_LABEL_BITS * sequences.size / 8
+            share = room / needed
             if share >= 1:
                 labels = codec.encode(model.logit_blocks(sequences), labels_plan(plan, sequences, prior, capacity))
                 part = WrittenText(sequences, notes, labels, capacity)

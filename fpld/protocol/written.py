@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fpld.codecs.text import decode_tokens, encode_tokens
-from fpld.errors import FrameError
+from fpld.errors import FrameError, InputError
 from fpld.protocol.shared_prior import RoundingNotes
+from fpld.types import LEAST_TOKENS, MAX_BITS
 
 if TYPE_CHECKING:
     from fpld.codecs.prior import Prior
@@ -78,15 +79,17 @@ def beginnings(plan: Plan, probe: Tokens) -> Ints:
 def labels_plan(plan: Plan, sequences: Tokens, prior: Prior, capacity: int) -> Plan:
     """Return the plan for labels of `capacity` bytes on written sequences; no other node has their contexts."""
     text = hashlib.sha256(sequences.astype("<i4").tobytes()).digest()
-    bits = 8 * capacity / sequences.size
+    # What a few sequences leave of a large budget may be more than any plan has.
+    bits = min(8 * capacity / sequences.size, MAX_BITS * max(plan.vocab, LEAST_TOKENS))
     return replace(
         plan, probe=text, contexts=sequences.size, bits=bits, written=0, slot=0, slots=1, clip=None, prior=prior
     )
 
 
 def encode_text(sequences: Tokens, vocab: int) -> bytes:
-    """Encode sequences; no text takes more than four bytes a token."""
-    return encode_tokens(sequences, vocab, capacity=4 * sequences.size + 64) if sequences.size else b""
+    """Encode sequences, whatever they hold: no bit of a token costs more than `log2(2^16 / 24)` bits, below 12."""
+    capacity = 2 * sequences.size * vocab.bit_length() + 64
+    return encode_tokens(sequences, vocab, capacity=capacity) if sequences.size else b""
 
 
 def encode_reply(public: bytes, text: bytes, written: WrittenText) -> bytes:
@@ -111,10 +114,13 @@ def public_labels(payload: memoryview, plan: Plan) -> memoryview:
 def decode_reply(payload: bytes | memoryview, plan: Plan, probe: Tokens | None) -> ReplyParts:
     """Decode the payload of a frame; raise `FrameError` for one that no node writes.
 
-    `probe` [S, T] is the probe set. Labels are not decoded: those on written contexts need the prior.
+    `probe` [S, T] is the probe set, which a plan without written contexts does not need. Labels are not decoded: those
+    on written contexts need the prior.
     """
-    if not plan.written or probe is None:
+    if not plan.written:
         return ReplyParts(payload, None)
+    if probe is None:
+        raise InputError("the probe set must be known where nodes write text: first tokens are drawn from it")
     public, count, text, entries, digest = _header(payload)
     places = beginnings(plan, probe)
     if count > len(places):
