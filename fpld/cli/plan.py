@@ -197,7 +197,7 @@ def _sites(arguments: argparse.Namespace, inputs: PlanInputs) -> tuple[Sender, .
             sites[i] = replace(sites[i], **changes)
     caps: list[Size] | None = each("caps")  # type: ignore[assignment]
     for i, cap in enumerate(caps or []):
-        sites[i] = replace(sites[i], cap=cap.per_context(inputs.contexts, inputs.vocab, inputs.uplinks.overhead))
+        sites[i] = replace(sites[i], cap=cap.per_context(inputs.all_contexts, inputs.vocab, inputs.uplinks.overhead))
     return tuple(sites)
 
 
@@ -215,7 +215,7 @@ def _answers(arguments: argparse.Namespace, inputs: PlanInputs, source: PlanSour
         if len(arguments.total) != 1:
             raise InputError(f"--total must be one number or size, got {len(arguments.total)}")
         overhead = len(inputs.sites) * inputs.uplinks.overhead
-        total = arguments.total[0].per_context(inputs.contexts, inputs.vocab, overhead)
+        total = arguments.total[0].per_context(inputs.all_contexts, inputs.vocab, overhead)
     return {"plan": api.plan(inputs, policy=arguments.policy, total=total)}
 
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _CURVE_POINTS = 25
+_LEAST_WRITTEN_BITS = 16.0  # per context: a token takes six to seven of them
+_WRITTEN_SHARE = 7 / 8  # of the contexts, where nodes write
+_LEAST_UPDATE_BITS = 2.0  # per weight
+_BYTES_PER_WEIGHT = 4
 _COSTS = {
     "noise": "noise of the mean target",
     "coding_loss": "coding loss (nats per context)",
@@ -136,7 +140,38 @@ def advice(plan: Forecast) -> list[str]:
         lines.append(_best_gain(free, "within the caps", what))
     if gains and (not free or max(gains.values()) > max(free.values())):
         lines.append(_best_gain(gains, "if its cap were lifted", what))
+    lines += sending_advice(plan)
     return lines + [f"caution: {doubt}" for doubt in [*plan.doubts(), *_oversized_messages(plan)]]
+
+
+def sending_advice(plan: Forecast) -> list[str]:
+    """Return what else sites could send in the same bytes, if they may; docs/results.md has what each teaches.
+
+    Written text is worth its bits once a context has enough of them for a label beside its token. Updates in fewer than
+    two bits per weight make teachers that are worse than their average.
+    """
+    inputs = plan.inputs
+    if not inputs.sparse or inputs.channel == "paper":
+        return []
+    lines = []
+    bits = float(plan.bits.mean())
+    if not inputs.written and bits >= _LEAST_WRITTEN_BITS:
+        written = round(_WRITTEN_SHARE * inputs.contexts)
+        lines.append(
+            f"if text may leave the sites: [written] contexts = {written} beside probe.contexts = "
+            f"{inputs.contexts - written} takes the same bytes and teaches more"
+        )
+    if inputs.student is not None:
+        weights = inputs.student / _BYTES_PER_WEIGHT
+        affordable = bits * inputs.all_contexts / weights
+        if affordable >= _LEAST_UPDATE_BITS:
+            lines.append(f"if updates may leave the sites: [send] updates = {affordable:.1f} takes the same bytes")
+        else:
+            size = show_size(len(inputs.sites) * weights * _LEAST_UPDATE_BITS / 8)
+            lines.append(
+                f"if updates may leave the sites: at {_LEAST_UPDATE_BITS:g} bits per weight they take {size} a round"
+            )
+    return lines
 
 
 def _oversized_messages(plan: Forecast) -> list[str]:

@@ -136,3 +136,19 @@ def test_a_run_learns_weights_and_the_planner_learns_from_the_run(
     noise = 256 * np.array(third["noise"]) * np.array(third["bits_allotted"]) / [row["bits"] for row in sites]
     assert planned["noise"] == pytest.approx(noise.sum() / 9)
     assert {row["split"] for row in table if row["table"] == "labels"} == {"planned", "best"}
+
+
+def test_written_contexts_cost_what_public_ones_do() -> None:
+    plain = forecast(three(), total=180.0)
+    written = forecast(three(contexts=2_000, written=18_000), total=180.0)
+    assert [row["round_bytes"] for row in site_rows(written)] == [row["round_bytes"] for row in site_rows(plain)]
+    assert label_rows(written) == []
+
+
+@pytest.mark.parametrize(("student", "word"), [(4e5, "[send] updates = 12.0"), (4e7, "at 2 bits per weight")])
+def test_what_else_fits_into_the_same_bytes_is_named(student: float, word: str) -> None:
+    lines = advice(forecast(three(student=student), total=180.0))
+    assert any("[written] contexts = 17500 beside probe.contexts = 2500" in line for line in lines)
+    assert any(word in line for line in lines)
+    thin = advice(forecast(three(student=student), total=30.0))
+    assert not any("[written]" in line for line in thin)
