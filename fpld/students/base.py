@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
 import numpy as np
 
 from fpld.errors import InputError, ParameterError
-from fpld.numerics import log_sum_exp
+from fpld.numerics import log_sum_exp, softmax
 from fpld.privacy.sampling import PADDING
 from fpld.progress import LoopProgress
 from fpld.storage.arrays import read_arrays, write_arrays
@@ -38,14 +38,16 @@ if TYPE_CHECKING:
 
     from fpld.data import Tokenizer
     from fpld.privacy import Mechanism, PrivateText, RandomSource
-    from fpld.target import Target
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
 
+SHARE_TOLERANCE = 1e-5
+"""How far the sum of float32 shares may be from 1."""
+
 
 class DistillOptions(TypedDict, total=False):
-    """The optional settings of `Student.distill`."""
+    """The optional settings of `Student.distill` and `Student.distill_from_models`."""
 
     rate: float | None
     batch: int | None
@@ -162,6 +164,25 @@ class Student(ABC):
     @abstractmethod
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
         """Train as `distill` says; a relative target comes with a reference student, which does not change."""
+
+    def _distill_from_models(
+        self, sequences: np.ndarray, states: Sequence[Mapping[str, np.ndarray]], shares: np.ndarray, how: Distillation
+    ) -> float:
+        """Train as `distill_from_models` says, with arguments that it has checked.
+
+        Here the target of all contexts is held as dense logits. Kinds of students with large vocabularies override
+        this, and compute targets as they are needed.
+        """
+        target = np.zeros((*sequences.shape, self.vocab), np.float32)
+        model = self.copy()
+        for state, share in zip(states, shares.T, strict=True):
+            rows = np.flatnonzero(share > 0)
+            if rows.size:
+                model._set_state(state)
+                p = softmax(model._block(sequences[rows]), np.float32).reshape(len(rows), *target.shape[1:])
+                target[rows] += share[rows, None, None].astype(np.float32) * p
+        logits = np.log(np.maximum(target, np.finfo(np.float32).tiny)).reshape(-1, self.vocab)
+        return self._distill(sequences, Target.trusted(logits), None, how)
 
     def _finetune_privately(self, how: PrivateTraining) -> float:  # noqa: ARG002  # for kinds that can
         """Train as `finetune_privately` says, with arguments that it has checked."""
@@ -319,33 +340,81 @@ class Student(ABC):
             of KL(t || student) for a dense target; for a relative one of the cross entropy less that of the
             reference, which starts at 0 and falls if the student is its own reference.
         """
-        how = Distillation(steps, seed, **options)
+        how = self._check_distillation(Distillation(steps, seed, **options))
         sequences = check_sequences(sequences, self.vocab, self.longest)
         target = check_target(target, sequences, self.vocab)
+        return check_finite(self._distill(sequences, target, self._check_reference(target, reference), how))
+
+    def distill_from_models(
+        self,
+        sequences: np.ndarray,
+        states: Sequence[Mapping[str, np.ndarray]],
+        shares: np.ndarray,
+        *,
+        steps: int,
+        seed: int,
+        **options: Unpack[DistillOptions],
+    ) -> float:
+        """Minimise the cross entropy to a mixture of models of the student's own kind, for `steps` minibatches.
+
+        The target of sequence s is t = sum_k shares[s, k] softmax(logits of model k). One copy of the student takes
+        the weights of one model after the other, so that two models are in memory besides the weights themselves.
+
+        Parameters
+        ----------
+        sequences
+            The sequences [S, T] to be predicted.
+        states
+            The weights of the K models, as `state` returns them.
+        shares
+            The share [S, K] of each model in the target of each sequence: not negative, with rows that sum to 1.
+        steps, seed, **options
+            The fields of `Distillation`: rate, batch, average, public, public_weight.
+
+        Returns
+        -------
+        float
+            KL(t || student), the mean over contexts and over the last tenth of the steps, with the weighted loss of
+            the public text.
+        """
+        how = self._check_distillation(Distillation(steps, seed, **options))
+        sequences = check_sequences(sequences, self.vocab, self.longest)
+        if not states:
+            raise ParameterError("states", "must hold the weights of at least one model, got none")
+        checked = [self._check_state(state, f"states[{k}]") for k, state in enumerate(states)]
+        shares = check_shares(shares, (len(sequences), len(checked)))
+        return check_finite(self._distill_from_models(sequences, checked, shares, how))
+
+    def _check_distillation(self, how: Distillation) -> Distillation:
+        """Return the settings with the public text checked, and without one that has no weight."""
         public = None
         if how.public is not None and how.public_weight > 0:
             public = check_tokens(how.public, self.vocab, self.window + 1, name="public")
-        how = dataclasses.replace(how, public=public)
-        return check_finite(self._distill(sequences, target, self._check_reference(target, reference), how))
+        return dataclasses.replace(how, public=public)
 
     def _check_reference(self, target: Target, reference: Student | None) -> Student | None:
         if not target.relative:
             return None
         if reference is not None and reference.vocab != self.vocab:
             raise InputError(f"reference must have the vocabulary of the student, {self.vocab}, got {reference.vocab}")
-        return reference or self.copy()
+        # A student that is its own reference is trained meanwhile: the target refers to what it was before.
+        return self.copy() if reference is None or reference is self else reference
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace all parameters; they are checked first, so that a refusal changes nothing."""
+        self._set_state(self._check_state(state, "state"))
+
+    def _check_state(self, state: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+        """Return parameters in float32, or raise InputError when this student cannot have them."""
         expected = self.state()
         if state.keys() != expected.keys():
-            raise InputError(f"state must hold the arrays {sorted(expected)}, got {sorted(state)}")
-        for name, array in state.items():
-            if np.shape(array) != expected[name].shape:
-                raise InputError(f"state[{name!r}] must have shape {expected[name].shape}, got {np.shape(array)}")
+            raise InputError(f"{name} must hold the arrays {sorted(expected)}, got {sorted(state)}")
+        for key, array in state.items():
+            if np.shape(array) != expected[key].shape:
+                raise InputError(f"{name}[{key!r}] must have shape {expected[key].shape}, got {np.shape(array)}")
             if not np.issubdtype(np.asarray(array).dtype, np.floating) or not np.isfinite(array).all():
-                raise InputError(f"state[{name!r}] must hold finite floats; train or load it again")
-        self._set_state({name: np.asarray(array, np.float32) for name, array in state.items()})
+                raise InputError(f"{name}[{key!r}] must hold finite floats; train or load it again")
+        return {key: np.asarray(array, np.float32) for key, array in state.items()}
 
     def copy(self) -> Self:
         """Return a student with the same parameters that shares none of them."""
@@ -440,3 +509,22 @@ def check_target(value: Target | np.ndarray, sequences: np.ndarray, vocab: int) 
             f"sequences, got {(target.contexts, target.vocab)}"
         )
     return target
+
+
+def check_shares(value: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """Return the shares [S, K] of models in the targets of sequences, or raise ParameterError."""
+    shares = np.asarray(value)
+    if shares.shape != shape or not np.issubdtype(shares.dtype, np.floating):
+        raise ParameterError(
+            "shares",
+            f"must be floats of shape (sequences, models) = {shape}, got {shares.dtype} with shape {shares.shape}",
+        )
+    # NaN fails the comparison with 0, and infinity that of the sums.
+    if not (shares >= 0).all():
+        raise ParameterError("shares", f"must not be negative, got {shares.min()}")
+    sums = shares.sum(axis=1, dtype=np.float64)
+    wrong = np.abs(sums - 1) > SHARE_TOLERANCE
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ParameterError("shares", f"must sum to 1 for each sequence, got {sums[row]} for sequence {row}")
+    return shares

@@ -6,8 +6,10 @@ DP-SGD takes the gradient of one unit at a time, clips its norm over all paramet
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from itertools import chain
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -26,7 +28,14 @@ try:
 except ImportError as error:
     raise MissingExtraError("a student in PyTorch", "torch") from error
 
-from fpld.students.losses import make_teacher
+from fpld.students.losses import ModelTeacher, Teacher, has_spare_core, make_teacher, prefetched
+
+
+class Minibatch(NamedTuple):
+    """Sequences of a distillation by their numbers [B], and where windows of the public text begin [B], if any."""
+
+    rows: np.ndarray
+    starts: np.ndarray | None
 
 
 class GradientStudent(Student):
@@ -109,7 +118,11 @@ class GradientStudent(Student):
         rng = np.random.default_rng(seed)
         batch = self.config.batch
         progress = LoopProgress("training", steps, tokens=batch * self.window)
-        return self._train(lambda: self._text_step(tokens, rng, batch, 1.0), progress, rate or self.config.rate)
+
+        def step() -> float:
+            return self._text_step(tokens, self._draw_starts(tokens, rng, batch), 1.0)
+
+        return self._train(step, progress, rate or self.config.rate)
 
     def _finetune_privately(self, how: PrivateTraining) -> float:
         text = how.text
@@ -157,47 +170,74 @@ class GradientStudent(Student):
         return loss
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
-        rng = np.random.default_rng(how.seed)
+        return self._learn(sequences, make_teacher(target, sequences, reference, self.device), how)
+
+    def _distill_from_models(
+        self, sequences: np.ndarray, states: Sequence[Mapping[str, np.ndarray]], shares: np.ndarray, how: Distillation
+    ) -> float:
+        return self._learn(sequences, ModelTeacher(self.copy(), states, shares, sequences), how)
+
+    def _learn(self, sequences: np.ndarray, teacher: Teacher, how: Distillation) -> float:
+        """Take the steps of a distillation; where a core is free, it computes the next targets meanwhile."""
         batch = how.batch or self.config.batch
-        order = np.empty(0, np.int64)
-        teacher = make_teacher(target, sequences, reference, self.device)
-
-        def loss(rows: np.ndarray) -> Tensor:
-            t, constant = teacher.take(rows)
-            return self._target_loss(sequences[rows], t) - constant
-
-        def step() -> float:
-            nonlocal order
-            # Every sequence is used once before any is used twice.
-            while len(order) < batch:
-                order = np.concatenate([order, rng.permutation(len(sequences))])
-            chosen = order[:batch]
-            order = order[batch:]
-            value = self._accumulate(lambda part: loss(chosen[part]), batch)
-            return value if how.public is None else value + self._text_step(how.public, rng, batch, how.public_weight)
-
+        minibatches = list(self._minibatches(len(sequences), batch, how))
+        upcoming = iter(minibatches)
+        blocks = teacher.blocks(rows[part] for rows, _ in minibatches for part in self._parts(batch))
         progress = LoopProgress("distillation", how.steps, tokens=batch * sequences.shape[1])
-        return self._train(step, progress, how.rate or self.config.distill_rate, how.average)
+        with ExitStack() as stack:
+            if self.device.type == "cpu" and has_spare_core():
+                blocks = stack.enter_context(closing(prefetched(blocks, torch.get_num_threads())))
+            lessons = chain.from_iterable(blocks)
 
-    def _text_step(self, tokens: np.ndarray, rng: np.random.Generator, batch: int, weight: float) -> float:
-        """Add the gradient of `weight` times the cross entropy of windows that start at random places."""
-        starts = rng.integers(len(tokens) - self.window, size=batch)
+            def loss(rows: np.ndarray) -> Tensor:
+                lesson = next(lessons)
+                return self._target_loss(sequences[rows], lesson.t) - lesson.constant
+
+            def step() -> float:
+                rows, starts = next(upcoming)
+                value = self._accumulate(lambda part: loss(rows[part]), batch)
+                if how.public is None or starts is None:
+                    return value
+                return value + self._text_step(how.public, starts, how.public_weight)
+
+            return self._train(step, progress, how.rate or self.config.distill_rate, how.average)
+
+    def _minibatches(self, count: int, batch: int, how: Distillation) -> Iterator[Minibatch]:
+        """Draw the minibatches of a distillation: every sequence is used once before any is used twice."""
+        rng = np.random.default_rng(how.seed)
+        order = np.empty(0, np.int64)
+        for _ in range(how.steps):
+            while len(order) < batch:
+                order = np.concatenate([order, rng.permutation(count)])
+            starts = None if how.public is None else self._draw_starts(how.public, rng, batch)
+            yield Minibatch(order[:batch], starts)
+            order = order[batch:]
+
+    def _draw_starts(self, tokens: np.ndarray, rng: np.random.Generator, batch: int) -> np.ndarray:
+        """Draw where the windows of a minibatch of text begin."""
+        return rng.integers(len(tokens) - self.window, size=batch)
+
+    def _text_step(self, tokens: np.ndarray, starts: np.ndarray, weight: float) -> float:
+        """Add the gradient of `weight` times the cross entropy of windows that start at these places [B]."""
         windows = tokens[starts[:, None] + np.arange(self.window + 1)]  # [B, T+1]
 
         def loss(part: slice) -> Tensor:
             return weight * self._token_loss(self._ids(windows[part]))
 
-        return self._accumulate(loss, batch)
+        return self._accumulate(loss, len(starts))
 
     def _accumulate(self, loss: Callable[[slice], Tensor], batch: int) -> float:
         """Sum the gradients of a minibatch of `batch` sequences, `micro` at a time."""
         total = 0.0
-        for start in range(0, batch, self.micro):
-            part = slice(start, min(start + self.micro, batch))
+        for part in self._parts(batch):
             value: Tensor = loss(part) * ((part.stop - part.start) / batch)
             value.backward()  # type: ignore[no-untyped-call]
             total += float(value.detach())
         return total
+
+    def _parts(self, batch: int) -> list[slice]:
+        """Return the parts of a minibatch that are computed at a time."""
+        return [slice(start, min(start + self.micro, batch)) for start in range(0, batch, self.micro)]
 
     def _train(self, step: Callable[[], float], progress: LoopProgress, rate: float, average: float = 0.0) -> float:
         """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""

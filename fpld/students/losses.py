@@ -6,11 +6,17 @@ the gradient in place: no array of a minibatch's logits is kept for the backward
 *Targets.* A teacher returns, for a minibatch of sequences and on the student's device, what `fpld.target.Target.rows`
 does in NumPy: the target t [B, T, V], which may be negative somewhere, and a constant. The reported loss is
 -sum t log q / contexts - constant.
+
+A teacher is told the minibatches of the whole training beforehand, and returns their targets in that order, by blocks.
+Nothing that it does depends on the student that is trained. So a second thread may compute a block while the student
+learns from the one before, and the result is the same (`prefetched`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,14 +28,18 @@ from fpld.errors import InputError
 from fpld.numerics import split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
     from fpld.students.base import Student
+    from fpld.students.gradient import GradientStudent
     from fpld.target import Target
 
 BLOCK_CONTEXTS = 128  # contexts in one matrix product: fewer make it slower
 _CACHED_CONTEXTS = 4  # contexts whose logits stay in the cache while they become a gradient
-_TEACHER_VALUES = 1 << 20  # coordinates of a block of a relative target
+_TEACHER_VALUES = 1 << 20  # coordinates that a teacher works on at a time
+_MIXTURE_VALUES = 1 << 24  # coordinates of a block of targets from models: each model is loaded once for a block
+
+Item = TypeVar("Item")
 
 
 def token_loss(features: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
@@ -102,11 +112,18 @@ class _ReadOut(torch.autograd.Function):
         return gradient * scale, None if weight_gradient is None else weight_gradient * scale, None
 
 
+class Lesson(NamedTuple):
+    """The target [B, T, V] of a minibatch, and the constant of its loss: a mean over contexts."""
+
+    t: Tensor
+    constant: float
+
+
 class Teacher(Protocol):
     """What a student learns from."""
 
-    def take(self, rows: np.ndarray) -> tuple[Tensor, float]:
-        """Return the target [B, T, V] of some sequences, and the constant of the loss: a mean over contexts."""
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
+        """Yield the lessons of minibatches in order, some at a time; a minibatch is numbers of sequences [B]."""
         ...
 
 
@@ -122,8 +139,12 @@ class DenseTeacher:
         self._scale = np.full(shape, np.nan, np.float32)  # log of the sum of exponentials
         self._entropy = np.empty(shape, np.float32)
 
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
+        """Yield the lessons of minibatches one by one."""
+        return ([self.take(rows)] for rows in minibatches)
+
     @torch.no_grad()
-    def take(self, rows: np.ndarray) -> tuple[Tensor, float]:
+    def take(self, rows: np.ndarray) -> Lesson:
         """Return the probabilities of some sequences, and their mean entropy over contexts."""
         logits = torch.from_numpy(self._logits[rows]).to(self._device)
         new = np.isnan(self._scale[rows]).any()
@@ -133,7 +154,7 @@ class DenseTeacher:
         p = log_p.exp()
         if new:
             self._entropy[rows] = -(p * log_p).sum(dim=-1).cpu().numpy()
-        return p, float(self._entropy[rows].mean())
+        return Lesson(p, float(self._entropy[rows].mean()))
 
 
 class RelativeTeacher:
@@ -148,8 +169,12 @@ class RelativeTeacher:
         self._device = device
         self._predictor: Any = reference.predictor(sequences)
 
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
+        """Yield the lessons of minibatches one by one."""
+        return ([self.take(rows)] for rows in minibatches)
+
     @torch.no_grad()
-    def take(self, rows: np.ndarray) -> tuple[Tensor, float]:
+    def take(self, rows: np.ndarray) -> Lesson:
         """Return t = pi + change of some sequences, and the mean cross entropy of the reference to it."""
         contexts = (rows[:, None] * self._length + np.arange(self._length)).ravel()
         t = self._logits(rows).view(len(contexts), -1)
@@ -164,7 +189,7 @@ class RelativeTeacher:
             some.index_put_((where[0], where[1]), self._here(changes[first:last]), accumulate=True)
             t[part.start : part.stop] = some
             total -= float((some * log_q).sum())
-        return t.view(len(rows), self._length, -1), total / len(contexts)
+        return Lesson(t.view(len(rows), self._length, -1), total / len(contexts))
 
     def _logits(self, rows: np.ndarray) -> Tensor:
         """Return the reference's logits, a tensor that may be changed in place."""
@@ -175,6 +200,88 @@ class RelativeTeacher:
 
     def _here(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+class ModelTeacher:
+    """A mixture of models: t = sum_k shares[s, k] softmax(logits of model k) for sequence s.
+
+    `model` is a copy of the student, which takes the weights `states` of one model after the other. The constant is the
+    entropy of the target, so that the loss is KL.
+    """
+
+    def __init__(
+        self,
+        model: GradientStudent,
+        states: Sequence[Mapping[str, np.ndarray]],
+        shares: np.ndarray,
+        sequences: np.ndarray,
+    ) -> None:
+        self._model = model
+        self._states = states
+        self._shares = shares
+        self._sequences = sequences
+        self._width = sequences.shape[1] * model.vocab  # coordinates of one sequence
+
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
+        """Yield the lessons of minibatches, as many at a time as their sequences have some 2^24 coordinates."""
+        size = max(1, _MIXTURE_VALUES // self._width)
+        some: list[np.ndarray] = []
+        distinct: set[int] = set()
+        for rows in minibatches:
+            more = distinct.union(rows.tolist())
+            if some and len(more) > size:
+                yield self._block(some, np.array(sorted(distinct)))
+                some = []
+                more = set(rows.tolist())
+            some.append(rows)
+            distinct = more
+        if some:
+            yield self._block(some, np.array(sorted(distinct)))
+
+    def _block(self, minibatches: list[np.ndarray], distinct: np.ndarray) -> Iterator[Lesson]:
+        """Return the lessons of minibatches that have these distinct sequences, in rising order."""
+        t, entropy = self._mixture(distinct)
+        places = (np.searchsorted(distinct, rows) for rows in minibatches)
+        return (Lesson(t[torch.from_numpy(some)], float(entropy[some].mean())) for some in places)
+
+    @torch.no_grad()
+    def _mixture(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return the targets [n, T, V] of some sequences, and the entropy [n, T] of each context."""
+        device = self._model.device
+        at_once = max(1, _TEACHER_VALUES // self._width)
+        t = torch.zeros((len(rows), self._sequences.shape[1], self._model.vocab), device=device)
+        for state, share in zip(self._states, self._shares[rows].T, strict=True):
+            places = np.flatnonzero(share > 0)
+            if places.size == 0:
+                continue
+            self._model._set_state(state)
+            for start in range(0, len(places), at_once):
+                some = places[start : start + at_once]
+                p = F.softmax(self._model.predict(self._sequences[rows[some]]), dim=-1)
+                weight = torch.from_numpy(share[some].astype(np.float32)).to(device)
+                t.index_add_(0, torch.from_numpy(some).to(device), p.mul_(weight[:, None, None]))
+        entropy = [torch.special.entr(t[i : i + at_once]).sum(dim=-1) for i in range(0, len(t), at_once)]
+        return t, torch.cat(entropy).cpu().numpy()
+
+
+def prefetched(items: Iterator[Item], threads: int) -> Generator[Item]:
+    """Yield items in order, each computed in a second thread while the caller works on the one before.
+
+    An exception of the thread is raised here. The thread ends with the last item, or when the generator is closed.
+    `threads` is the number of PyTorch's threads, on which the bits of a result depend.
+    """
+    end = object()
+    with ThreadPoolExecutor(1, "prefetch", torch.set_num_threads, (threads,)) as pool:
+        upcoming = pool.submit(next, items, end)
+        while (item := upcoming.result()) is not end:
+            upcoming = pool.submit(next, items, end)
+            yield item  # type: ignore[misc]  # the end is no item
+
+
+def has_spare_core() -> bool:
+    """Return whether this process may use more than one core."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1 if allowed is None else len(allowed(0))) > 1
 
 
 def round_prediction(log_q: Tensor, grid: PriorGrid = FINE_GRID) -> Tensor:
