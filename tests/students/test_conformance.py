@@ -147,6 +147,16 @@ def test_a_later_token_changes_no_earlier_logits(student: Student) -> None:
     assert not np.allclose(before[:, 5:], after[:, 5:])
 
 
+def test_the_next_logits_are_those_of_the_whole_sequence(student: Student) -> None:
+    probe = sequences(4, 5, 12)
+    following = student.next_logits()
+    another = student.next_logits()  # with a cache of its own
+    another(probe[:2, 3])
+    step_by_step = np.stack([following(probe[:, t]) for t in range(12)], axis=1)
+    assert step_by_step.dtype == np.float32
+    np.testing.assert_allclose(step_by_step.reshape(-1, V), student.logits(probe), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 10, 35, 10**6])
 def test_blocks_concatenate_to_logits(student: Student, rows: int) -> None:
     probe = sequences(2, 11, 10)
