@@ -14,6 +14,7 @@ NAMES = {
     "base": "base model, before the federation",
     "best node alone": "best node alone",
     "pooled": "all text pooled, as many steps as one node",
+    "pooled-all": "all text pooled, as many steps as all nodes",
     "fedavg": "FedAvg, float32",
     "fedavg-1bit": "FedAvg, one bit per weight",
     "flora": "FLoRA, float32",

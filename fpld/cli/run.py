@@ -68,7 +68,7 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
     output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({run.folder})")
     closed = gap_closed(rows)
     if closed is not None:
-        output.note(f"gap between the best node alone and pooled training that fpld closes: {closed:.0%}")
+        output.note(f"gap between the base model and pooled training that fpld closes: {closed:.0%}")
     output.note(f"student, trace and checkpoints: {run.folder}; {time.monotonic() - started:.0f} s")
     return 0
 

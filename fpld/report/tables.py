@@ -62,15 +62,15 @@ def drop_empty_columns(rows: list[Row]) -> list[Row]:
 
 
 def gap_closed(rows: Sequence[Row]) -> float | None:
-    """Return the share of the gap between the best node alone and pooled training that the federation closes.
+    """Return the share of the gap between the base model and pooled training that the federation closes.
 
-    None if one of the three is missing, or pooled training is not better than the best node alone.
+    Pooled training is that with as many steps as all nodes make together. None if one of the three is missing, or
+    pooled training is not better than the base model.
     """
     loss = {row["method"]: row["heldout_loss"] for row in rows if row["heldout_loss"] is not None}
-    lone = [value for name, value in loss.items() if name.startswith("alone")]
-    if not lone or "pooled" not in loss or "fpld" not in loss or min(lone) <= loss["pooled"]:
+    if not {"base", "pooled-all", "fpld"} <= loss.keys() or loss["base"] <= loss["pooled-all"]:
         return None
-    return (min(lone) - loss["fpld"]) / (min(lone) - loss["pooled"])  # type: ignore[no-any-return]
+    return (loss["base"] - loss["fpld"]) / (loss["base"] - loss["pooled-all"])  # type: ignore[no-any-return]
 
 
 def result_rows(runs: Sequence[RunData]) -> list[Row]:
