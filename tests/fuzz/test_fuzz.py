@@ -18,6 +18,8 @@ TARGETS = {target.name: target for target in (*wires.TARGETS, *files.TARGETS)}
 EXAMPLES = {"frames": 4000, "headers": 2000, "payloads": 1000, "events": 60, "tasks": 500, "readers": 60}
 EXAMPLES |= {
     "replies": 300,
+    "texts": 2000,
+    "written": 1000,
     "resumed": 60,
     "arrays": 1000,
     "folders": 300,
