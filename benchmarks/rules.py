@@ -55,13 +55,19 @@ TOPICS = ("People", "Biology and health sciences", "Physical sciences", "Arts", 
 
 
 def presidents() -> Config:
-    """Return the demonstration: an era at each node."""
-    return configuration.read_config("demo")[0]
+    """Return the demonstration, an era at each node, with labels on public text alone: rules combine nothing else."""
+    return _public(configuration.read_config("demo")[0])
 
 
 def hospitals() -> Config:
-    """Return the hospitals: a specialty at each node."""
-    return configuration.read_config("hospitals")[0]
+    """Return the hospitals, a specialty at each node, with labels on public text alone."""
+    return _public(configuration.read_config("hospitals")[0])
+
+
+def _public(config: Config) -> Config:
+    """Return a configuration whose nodes label as many contexts, none of which they write."""
+    probe = config.probe.model_copy(update={"contexts": config.probe.contexts + config.written_contexts})
+    return config.model_copy(update={"probe": probe, "written": None})
 
 
 def wikipedia() -> Config:

@@ -112,6 +112,8 @@ def shrink(config: Config, folder: Path) -> Config:
         update={"corpus": None, "path": str(texts(folder, [*labels, config.probe.source])), "heldout_tokens": 256}
     )
     sections["probe"] = config.probe.model_copy(update={"contexts": 64, "length": 16})
+    if config.written is not None:
+        sections["written"] = config.written.model_copy(update={"contexts": 64})
     sections["tokenizer"] = config.tokenizer.model_copy(update={"vocab": 272})
     sections["engine"] = config.engine.model_copy(update={"workers": 0})
     sections["student"] = small(config.student)
@@ -130,8 +132,8 @@ def small(student: StudentChoice | None) -> StudentChoice | None:
 
 
 def _scaled(uplink: float | None) -> float | None:
-    """Keep bits per context as they are in the preset, with 64 contexts for 92160."""
-    return None if uplink is None else uplink * 64 / 92160
+    """Keep bits per context as they are in the preset, with 64 public and 64 written contexts for 92160 of both."""
+    return None if uplink is None else uplink * 128 / 92160
 
 
 @pytest.mark.parametrize(
