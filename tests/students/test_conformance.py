@@ -50,7 +50,7 @@ def llama() -> Path:
     return make_llama(folder / "model", V)
 
 
-def huggingface(seed: int, lora: int = 0) -> Student:
+def huggingface(seed: int, lora: int = 0, *, bos: bool = False) -> Student:
     """Make a pretrained model whose parameters are moved at random: fresh adapters would all be alike."""
     for module in ("torch", "transformers", "peft"):
         pytest.importorskip(module)
@@ -60,7 +60,9 @@ def huggingface(seed: int, lora: int = 0) -> Student:
 
     use_threads(1)
     rate = 1e-2 if lora == 0 else 2e-2
-    config = HuggingFaceConfig(str(llama()), lora=lora, length=12, batch=8, micro=8, rate=rate, distill_rate=rate)
+    config = HuggingFaceConfig(
+        str(llama()), lora=lora, bos=bos, length=12, batch=8, micro=8, rate=rate, distill_rate=rate
+    )
     student = HuggingFace(config, seed=seed)
     rng = np.random.default_rng(seed)
     student.load_state({name: a + 0.05 * rng.standard_normal(a.shape) for name, a in student.state().items()})
@@ -147,7 +149,8 @@ def test_a_later_token_changes_no_earlier_logits(student: Student) -> None:
     assert not np.allclose(before[:, 5:], after[:, 5:])
 
 
-def test_the_next_logits_are_those_of_the_whole_sequence(student: Student) -> None:
+def check_next_logits(student: Student) -> None:
+    """Compare logits that come step by step with those of whole sequences."""
     probe = sequences(4, 5, 12)
     following = student.next_logits()
     another = student.next_logits()  # with a cache of its own
@@ -155,6 +158,14 @@ def test_the_next_logits_are_those_of_the_whole_sequence(student: Student) -> No
     step_by_step = np.stack([following(probe[:, t]) for t in range(12)], axis=1)
     assert step_by_step.dtype == np.float32
     np.testing.assert_allclose(step_by_step.reshape(-1, V), student.logits(probe), rtol=1e-4, atol=1e-5)
+
+
+def test_the_next_logits_are_those_of_the_whole_sequence(student: Student) -> None:
+    check_next_logits(student)
+
+
+def test_the_next_logits_after_a_token_that_stands_before_every_sequence() -> None:
+    check_next_logits(huggingface(3, bos=True))
 
 
 @pytest.mark.parametrize("rows", [1, 10, 35, 10**6])
