@@ -24,6 +24,7 @@ from fpld.config.sections import (
     Positive,
     PrivacySection,
     Section,
+    SendSection,
     TrainSection,
     WrittenSection,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Positive",
     "PrivacySection",
     "Section",
+    "SendSection",
     "TrainSection",
     "WrittenSection",
     "examine",

@@ -29,6 +29,7 @@ from fpld.config.sections import (
     ProbeSection,
     RunSection,
     Section,
+    SendSection,
     Student,
     TokenizerSection,
     TrainSection,
@@ -43,7 +44,7 @@ from fpld.validation import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-AVERAGING = ("fedavg", "fedavg-1bit", "flora")  # baselines that average weights
+AVERAGING = ("fedavg", "fedavg-1bit", "flora", "feddf", "feddf-kbit", "feddf-written")  # they average weights
 _SEED_LINE = re.compile(r"# --seed (\d{1,19})\n")
 
 S = TypeVar("S", bound=Section)
@@ -56,6 +57,7 @@ class Config(Section):
     data: DataSection = DataSection()
     probe: ProbeSection
     written: WrittenSection | None = None
+    send: SendSection | None = None
     tokenizer: TokenizerSection = TokenizerSection()
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
     budget: BudgetSection = BudgetSection()
@@ -107,7 +109,9 @@ class Config(Section):
                 f"codec.against must be 'nothing' for the codec {self.codec.name!r}, which codes no residuals to a "
                 "reconstruction: set codec.name to 'uniform' for refinement"
             )
-        if self.written is not None:
+        if self.update_bits is not None:
+            yield from self._unsendable()
+        elif self.written is not None:
             yield from self._unwritable()
         if self.tokenizer.kind == "huggingface" and not self.model_path:
             yield "tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'"
@@ -122,9 +126,39 @@ class Config(Section):
         if self.combine.broadcast == "logits":
             yield "combine.broadcast must be 'weights' with [written]: nodes need the student that they code against"
 
+    def _unsendable(self) -> Iterator[str]:
+        """Yield what does not go together with updates of weights."""
+        why = "with send.updates"
+        if self.combine.broadcast != "weights":
+            yield f"combine.broadcast must be 'weights' {why}: nodes need the student that they update"
+        if self.combine.rule != "mixture":
+            yield f"combine.rule must be 'mixture' {why}, got {self.combine.rule!r}: it is that of the rebuilt models"
+        if self.codec.name != "samples" or self.codec.against != "nothing":
+            yield f"codec.name and codec.against must be left out {why}: they are for labels"
+        for key in ("total", "context_total", "allocator"):
+            if getattr(self.budget, key) is not None:
+                yield f"budget.{key} must be left out {why}: every node sends as many bits, up to its limit"
+        if self.budget.estimator != "none":
+            yield f"budget.estimator must be 'none' {why}, got {self.budget.estimator!r}: it learns from labels"
+        for index, node in enumerate(self.nodes):
+            if node.student is not None:
+                yield f"nodes[{index}].student must be left out {why}: models must be of one kind to be rebuilt"
+            if node.clip is not None:
+                yield f"nodes[{index}].clip must be left out {why}: it is for labels"
+
+    @property
+    def update_bits(self) -> float | None:
+        """Return the bits per weight of the nodes' updates; None where they send labels."""
+        return None if self.send is None else self.send.updates
+
     @property
     def written_contexts(self) -> int:
         """Return how many contexts each node is asked to write, in whole sequences."""
+        return 0 if self.update_bits is not None else self.contexts_by_model
+
+    @property
+    def contexts_by_model(self) -> int:
+        """Return how many contexts each node's model writes, in whole sequences: at the node, or rebuilt."""
         return 0 if self.written is None else -(-self.written.contexts // self.probe.length) * self.probe.length
 
     @property

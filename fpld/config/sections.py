@@ -20,9 +20,18 @@ from fpld.budget.policy import check_choice
 from fpld.students.configs import StudentChoice, parse_student
 from fpld.units import parse_rate
 
+
+def check_update_bits(bits: float) -> float:
+    """Return bits per weight that an update can have: from 1 to 8, or 32 for float32."""
+    if not (1 <= bits <= 8 or bits == 32):
+        raise ValueError(f"must be from 1 to 8, or 32 for float32, got {bits:g}")
+    return bits
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[Positive, BeforeValidator(parse_rate)]
+UpdateBits = Annotated[float, AfterValidator(check_update_bits)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
 # Names of extension points: those of the package, of installed packages, and what a script has registered.
 Codec = Annotated[str, AfterValidator(registry.codecs.check)]
@@ -61,17 +70,25 @@ class BaselinesSection(Section):
     """[baselines]: what a local run compares the student with."""
 
     methods: list[Baseline] = ["alone", "pooled", "fedavg", "float32"]
-    """What to compare with. `alone`: each node by itself. `pooled`: all text in one place. `fedavg`: the mean of the
-    nodes' weights in float32. `fedavg-1bit`: the same with one bit per weight (rotated signs, as in DRIVE). `flora`:
-    adapters stacked, their exact mean. `float32`: logits that are not quantized. `ensemble`: the mixture of the
-    nodes' models, a limit that cannot be sent."""
+    """What to compare with. `alone`: each node by itself. `pooled`: all text in one place, with the steps of one node;
+    `pooled-all`: with those of all nodes together. `fedavg`: the mean of the nodes' weights in float32. `fedavg-1bit`:
+    the same with one bit per weight (rotated signs, as in DRIVE). `feddf`: the student is distilled to the mixture of
+    the nodes' models, sent in float32, on all public text. `feddf-kbit`: the same with updates of `update_bits`.
+    `feddf-written`: as that, but on text that the rebuilt models write. `flora`: adapters stacked, their exact mean.
+    `float32`: logits that are not quantized. `ensemble`: the mixture of the nodes' models, a limit that cannot be
+    sent."""
     rate: Positive | None = None
-    """Learning rate of `alone` and `pooled`, which train in one long schedule."""
+    """Learning rate of `alone`, `pooled` and `pooled-all`, which train in one long schedule."""
     rounds: Annotated[list[Count], Field(min_length=1)] | None = None
     """Into how many rounds FedAvg splits the nodes' local steps: a row of the table for each (none: the rounds of
     the run)."""
     fedavg_rate: Positive | None = None
     """Learning rate of FedAvg's nodes (none: that of [local])."""
+    feddf_steps: Annotated[list[Count], Field(min_length=1)] | None = None
+    """Distillation steps of FedDF: a row of the table for each (none: those of [distill])."""
+    update_bits: Annotated[list[UpdateBits], Field(min_length=1)] = [3.0]
+    """Bits per weight of the updates of `feddf-kbit` and `feddf-written`, from 1 to 8, or 32 for float32: a row for
+    each."""
 
 
 class DataSection(Section):
@@ -125,6 +142,14 @@ class WrittenSection(Section):
     private_run: Annotated[int, Field(ge=0)] = 8
     """A sequence is written anew if it has a run of this many tokens that stands in the node's private text and not in
     the probe set. 0: nodes write nothing. A site's own setting counts if it is stricter."""
+
+
+class SendSection(Section):
+    """[send]: what nodes send in the place of labels."""
+
+    updates: Annotated[float, Field(ge=1, le=8)] | None = None
+    """Bits per weight, from 1 to 8, of updates of the nodes' weights (none: nodes send labels). A node with a lower
+    limit sends fewer. The aggregator rebuilds the nodes' models, and these write the contexts of [written]."""
 
 
 class TokenizerSection(Section):

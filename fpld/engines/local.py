@@ -233,7 +233,8 @@ def _federate_beside(store: RunFolder, prepared: Prepared, pool: Executor, confi
 
 def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
-    in_round = len(config.nodes) + 2 + codecs.get(config.codec.name).traits.prior + (config.run.continuations > 0)
+    predicting = config.update_bits is None and codecs.get(config.codec.name).traits.prior
+    in_round = len(config.nodes) + 2 + predicting + (config.run.continuations > 0)
     adopting = sum(node.student is not None for node in config.nodes)
     return 2 + config.run.rounds * in_round + adopting + baseline_jobs(config)
 

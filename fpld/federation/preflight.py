@@ -22,7 +22,7 @@ from fpld.config.config import Finding
 from fpld.data.fetch import ARCHIVES, cache_folder
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import deal, read_corpus
-from fpld.federation.state import configured_budget
+from fpld.federation.state import configured_budget, update_budget
 from fpld.node.text import first_documents
 from fpld.node.training import make_student
 from fpld.privacy.accounting import accounting_library
@@ -310,6 +310,9 @@ class Preflight:
         except (FpldError, OSError):
             return  # the finding about the tokenizer names it
         contexts = -(-config.probe.contexts // config.probe.length) * config.probe.length + config.written_contexts
+        if config.update_bits is not None:
+            yield from self._update_budget(contexts, vocab)
+            return
         problems = []
         for index, (node, sender) in enumerate(zip(config.nodes, senders(config.nodes, vocab), strict=True)):
             links = Uplinks([sender], contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD_BYTES)
@@ -319,6 +322,15 @@ class Preflight:
         if not problems:
             problems = _tried("budget", lambda: configured_budget(config, contexts=contexts, vocab=vocab))[1]
         yield from problems
+
+    def _update_budget(self, contexts: int, vocab: int) -> Iterator[Finding]:
+        """Check every node's limit against an update in one bit per weight, where the number of weights is known."""
+        weights = replace(self._config.student.settings, vocab=vocab).parameters
+        if weights > 0:
+            key = "send.updates"
+            yield from _tried(
+                key, lambda: update_budget(self._config, weights=weights, contexts=contexts, vocab=vocab)
+            )[1]
 
 
 class _UnknownError(InputError):

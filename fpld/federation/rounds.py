@@ -24,6 +24,7 @@ one goes on, with the same bits. Callbacks (`fpld.federation.callbacks`) look on
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +34,7 @@ from fpld.errors import FrameError, ProtocolError, QuorumError
 from fpld.federation import workers
 from fpld.federation.callbacks import Callbacks, default_callbacks
 from fpld.federation.record import Incident, RoundRecord, Traffic, with_means
-from fpld.federation.state import Setup, State, commit, initial_state, protocol_settings, recall
+from fpld.federation.state import Setup, State, commit, initial_state, protocol_settings, recall, student_weights
 from fpld.node.prior_cache import Predictions, fits_in_file, map_prior
 from fpld.node.training import open_student
 from fpld.paper.theory import bracket_conditions
@@ -51,6 +52,7 @@ from fpld.validation import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
+    from pathlib import Path
 
     from fpld.codecs.prior import Prior
     from fpld.config import Config
@@ -79,7 +81,7 @@ class RoundPrior(NamedTuple):
 
 def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
     """Predict the probe set of a round with a student, if the codec codes against a prior."""
-    if not codecs.get(setup.config.codec.name).traits.prior:
+    if setup.settings.updates or not codecs.get(setup.config.codec.name).traits.prior:
         return RoundPrior()
     shape = probe.contexts, probe.vocab
     path = setup.store.path / PRIOR if fits_in_file(shape) else None
@@ -147,6 +149,8 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: C
         Below the quorum; collecting may go on.
     """
     aggregator.close()
+    if setup.settings.updates:
+        return learn_from_updates(setup, state, aggregator, callbacks)
     callbacks.phase(aggregator.round, "combining")
     label = ProgressLabel(setup.method, aggregator.round)
     with labelled(label), followed_by("distilling"), report_elapsed("combining"):
@@ -158,7 +162,7 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: C
     label = ProgressLabel(setup.method, aggregator.round, "student")
     arguments = distillation_arguments(setup, state, lesson)
     student, divergence = setup.pool.submit(run_labelled, label, workers.distill, *arguments).result()
-    record = _record(aggregator, combined, divergence)
+    record = _label_record(aggregator, combined, divergence)
     record = dataclasses.replace(record, refused=[*record.refused, *refused])
     target = None
     if setup.config.combine.broadcast == "logits":
@@ -166,6 +170,44 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: C
         target = (combined.target if prior is None else combined.target.absolute(prior)).array
     drop_prior(setup)
     return State(student, aggregator.end(), target), record
+
+
+def learn_from_updates(
+    setup: Setup, state: State, aggregator: Aggregator, callbacks: Callback
+) -> tuple[State, RoundRecord]:
+    """Rebuild the nodes' models from the updates that were collected, and distil the student from them."""
+    config = setup.config
+    updates = [
+        workers.NodeUpdate(aggregator.plan(node), bytes(payload)) for node, payload in aggregator.updates().items()
+    ]
+    probe = setup.probe(aggregator.round).sequences
+    writing = workers.Writing(
+        config.contexts_by_model // probe.shape[1],
+        1.0 if config.written is None else config.written.temperature,
+        derive_seed(config.run.seed, "rebuilt", aggregator.round),
+    )
+    callbacks.phase(aggregator.round, "distilling")
+    options, public = distillation_options(setup, state)
+    learnt = setup.pool.submit(
+        run_labelled,
+        ProgressLabel(setup.method, aggregator.round, "student"),
+        functools.partial(workers.distill_from_updates, quorum=setup.settings.quorum, bits=config.combine.weight_bits),
+        setup.base,
+        state.student,
+        updates,
+        probe,
+        writing,
+        options,
+        public,
+    ).result()
+    names = setup.settings.names
+    refused = [Incident(names[node], "refused", reason) for node, reason in learnt.refused.items()]
+    for incident in refused:
+        log.warning("round %d: %s", aggregator.round, incident)
+    used = [update.plan.node for update in updates if update.plan.node not in learnt.refused]
+    record = _record(aggregator, used)
+    record = dataclasses.replace(record, gain=-learnt.distance, refused=[*record.refused, *refused])
+    return State(learnt.student, aggregator.end()), record
 
 
 class Lesson(NamedTuple):
@@ -217,6 +259,11 @@ def lesson_of(setup: Setup, state: State, aggregator: Aggregator, combined: Comb
 
 def distillation_arguments(setup: Setup, state: State, lesson: Lesson) -> tuple[Any, ...]:
     """Return the arguments of the job `workers.distill`, in the round after a state."""
+    return setup.base, state.student, *lesson, *distillation_options(setup, state), setup.config.combine.weight_bits
+
+
+def distillation_options(setup: Setup, state: State) -> tuple[dict[str, Any], Path | None]:
+    """Return the options of a distillation in the round after a state, and the file of public text if it is used."""
     config = setup.config
     round = state.round + 1
     options = {
@@ -227,8 +274,7 @@ def distillation_arguments(setup: Setup, state: State, lesson: Lesson) -> tuple[
         "batch": config.distill.batch,
         "average": config.distill.average,
     }
-    public = setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
-    return setup.base, state.student, *lesson, options, public, config.combine.weight_bits
+    return options, setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
 
 
 def _warn_of_distrust(aggregator: Aggregator, combined: Combined) -> None:
@@ -239,21 +285,36 @@ def _warn_of_distrust(aggregator: Aggregator, combined: Combined) -> None:
             log.warning("round %d: %s counts for %.2g of a node: its labels are far off", aggregator.round, name, trust)
 
 
-def _record(aggregator: Aggregator, combined: Combined, divergence: float) -> RoundRecord:
-    """Return the record of a round, as far as the aggregator knows it."""
+def _label_record(aggregator: Aggregator, combined: Combined, divergence: float) -> RoundRecord:
+    """Return the record of a round whose labels were combined."""
+    settings = aggregator.settings
+    sent = aggregator.sent
+    conditions = None
+    if combined.lower is not None and combined.upper is not None:
+        conditions = bracket_conditions(combined.lower, combined.upper, settings.vocab)
+    return dataclasses.replace(
+        _record(aggregator, combined.nodes),
+        noise=[float(aggregator.noise[node]) if node in sent else None for node in range(len(settings.names))],
+        kl=None if combined.target.relative else divergence,
+        gain=-divergence if combined.target.relative else None,
+        bandwidth_upper=combined.upper,
+        bandwidth_lower=combined.lower,
+        conditions=conditions,
+    )
+
+
+def _record(aggregator: Aggregator, used: Sequence[int]) -> RoundRecord:
+    """Return the record of a round, as far as the aggregator knows it; `used` are the nodes that taught the student."""
     settings = aggregator.settings
     sent = aggregator.sent
     weights = aggregator.weights
     names = settings.names
     nodes = range(len(names))
-    coordinates = (settings.contexts + settings.written) * settings.vocab
-    conditions = None
-    if combined.lower is not None and combined.upper is not None:
-        conditions = bracket_conditions(combined.lower, combined.upper, settings.vocab)
+    coordinates = (settings.contexts + settings.written) * settings.context_coordinates
     return RoundRecord(
         round=aggregator.round,
-        nodes=[names[node] for node in combined.nodes],
-        bits_allotted=[bits / settings.vocab for bits in aggregator.bits],
+        nodes=[names[node] for node in used],
+        bits_allotted=[bits / settings.context_coordinates for bits in aggregator.bits],
         bits_sent=[8 * sent.get(node, 0) / coordinates for node in nodes],
         payload_bytes=sum(sent.values()),
         overhead_bytes=OVERHEAD_BYTES * len(sent),
@@ -261,12 +322,7 @@ def _record(aggregator: Aggregator, combined: Combined, divergence: float) -> Ro
         weights=None if weights is None else weights.tolist(),
         trust=None if aggregator.trust is None else aggregator.trust.tolist(),
         curves=aggregator.curves,
-        noise=[float(aggregator.noise[node]) if node in sent else None for node in nodes],
-        kl=None if combined.target.relative else divergence,
-        gain=-divergence if combined.target.relative else None,
-        bandwidth_upper=combined.upper,
-        bandwidth_lower=combined.lower,
-        conditions=conditions,
+        noise=[None for _ in nodes],
         refused=[
             Incident(names[receipt.node], receipt.verdict, receipt.reason)
             for receipt in aggregator.receipts
@@ -313,7 +369,9 @@ class Federation:
     ) -> None:
         self.name = name
         self.store = RunFolder(run.path / name)
-        self.setup = Setup(config, run, self.store, protocol_settings(config, public, mac_keys or {}, run_key), pool)
+        weights = 0 if config.update_bits is None else student_weights(config, run)
+        settings = protocol_settings(config, public, mac_keys or {}, run_key, weights)
+        self.setup = Setup(config, run, self.store, settings, pool)
         self.identity = self.setup.identity
         self.callbacks = Callbacks(default_callbacks(self.setup) if callbacks is None else callbacks)
         first = initial_state(self.setup)
@@ -379,7 +437,7 @@ class Federation:
         self.callbacks.begin()
         self._traffic.clear()
         self.aggregator, tasks = open_round(self.setup, self.state)
-        bits = [bits / self.setup.settings.vocab for bits in self.aggregator.bits]
+        bits = [bits / self.setup.settings.context_coordinates for bits in self.aggregator.bits]
         self.callbacks.opened(self.aggregator.round, bits)
         return tasks
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,11 +23,13 @@ from fpld import students
 from fpld.budget.limits import Uplinks, senders
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.codecs.prior import FINE_GRID, coarse_grid
+from fpld.codecs.updates import affordable_bits, update_bytes
 from fpld.data.probe import round_probe
-from fpld.errors import InputError
+from fpld.errors import BudgetError, InputError
 from fpld.federation.record import MEANS, RoundRecord
 from fpld.node.spec import base_file
 from fpld.protocol.aggregator import AggregatorState, Settings, blank_state
+from fpld.protocol.updates import UPDATES, count_weights, payload_bits
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.seeds import derive_key
 from fpld.storage.arrays import load_checkpoint, read_arrays, write_checkpoint
@@ -80,7 +83,7 @@ class Setup:
     def identity(self) -> str:
         """Name the federation by all that it comes from: its key, its configuration, its probe set."""
         # Tables that a configuration does not have are left out: runs of earlier versions, without them, go on.
-        absent = {name for name in ("written",) if getattr(self.config, name) is None}
+        absent = {name for name in ("written", "send") if getattr(self.config, name) is None}
         parts = {
             "name": self.method,
             "config": self.config.model_dump(mode="json", exclude=absent),
@@ -101,23 +104,30 @@ class Setup:
         return round_probe(self.run.path / PROBE, public, self.config.run.seed, round)
 
 
-def protocol_settings(config: Config, public: Public, mac_keys: Mapping[int, bytes], run_key: bytes | None) -> Settings:
+def protocol_settings(
+    config: Config, public: Public, mac_keys: Mapping[int, bytes], run_key: bytes | None, weights: int = 0
+) -> Settings:
     """Turn a configuration into the aggregator's settings; bits per probe context from here on.
 
     Without a key of its own, a run has one that follows from the seed: the same configuration gives the same bits.
+    Where nodes send updates, a context is one of the `weights` of their models, and not of the probe set.
     """
     vocab = public.vocab
     contexts = public.probe.contexts
+    if config.update_bits is None:
+        budget = configured_budget(config, contexts=contexts + config.written_contexts, vocab=vocab)
+    else:
+        budget = update_budget(config, weights=weights, contexts=contexts, vocab=vocab)
     return Settings(
         names=[node.name for node in config.nodes],
         run_key=derive_key(config.run.seed) if run_key is None else run_key,
         probe=bytes.fromhex(public.probe.digest),
-        contexts=contexts,
+        contexts=contexts if config.update_bits is None else weights,
         vocab=vocab,
         rounds=config.run.rounds,
-        budget=configured_budget(config, contexts=contexts + config.written_contexts, vocab=vocab),
+        budget=budget,
         clips=[node.clip for node in config.nodes],
-        codec=config.codec.name,
+        codec=config.codec.name if config.update_bits is None else UPDATES,
         rule=config.combine.rule,
         trim=config.combine.trim,
         against=config.codec.against,
@@ -148,6 +158,29 @@ def configured_budget(config: Config, *, contexts: int, vocab: int) -> Budget:
     return budget
 
 
+def update_budget(config: Config, *, weights: int, contexts: int, vocab: int) -> Budget:
+    """Return the budget of a run whose nodes send updates of so many weights, in bits per weight.
+
+    A node's limit is one in bytes, whatever it sends: bits for each of the probe set's `contexts`, or what its link
+    carries. Within it a node gets the configured bits per weight.
+    """
+    asked = config.update_bits or 1.0
+    nodes = senders(config.nodes, vocab)
+    limits = Uplinks(nodes, contexts, vocab, config.budget.deadline, None, OVERHEAD_BYTES).limits()
+    caps = []
+    for index, (node, cap) in enumerate(zip(config.nodes, limits.caps, strict=True)):
+        capacity = math.floor(min(cap * contexts / 8, update_bytes(weights, asked)))
+        bits = affordable_bits(weights, capacity, asked)
+        if bits < 1:
+            limit = next(name for name in ("bits", "context_bits", "uplink") if getattr(node, name) is not None)
+            raise BudgetError(
+                f"nodes[{index}].{limit}: {node.name!r} may send {capacity} bytes a round, an update of {weights} "
+                f"weights takes at least {update_bytes(weights, 1)}"
+            )
+        caps.append(payload_bits(weights, bits))
+    return Budget(caps=np.array(caps), floors=np.zeros(len(caps)), vocab=vocab)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class State:
     """What the next round needs: the student, the aggregator's state, and what is broadcast besides.
@@ -171,6 +204,11 @@ class Recalled(NamedTuple):
     state: State
     trace: list[RoundRecord]
     pending: RoundRecord | None
+
+
+def student_weights(config: Config, run: RunFolder) -> int:
+    """Return how many weights the student of a run has that is prepared."""
+    return count_weights(students.read_state(run.path / base_file(config, None)))
 
 
 def initial_state(setup: Setup) -> State:

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fpld.codecs.prior import block_ranges, coarse_grid
 from fpld.codecs.samples.codec import SAMPLES
-from fpld.errors import InputError
+from fpld.errors import InputError, QuorumError
 from fpld.node.prior_cache import Predictions, read_rounded_prior
 from fpld.node.round import answer_task
 from fpld.node.spec import base_file
-from fpld.node.training import node_model_losses, open_student, train_on_texts
-from fpld.numerics import log_softmax, split
+from fpld.node.training import average, node_model_losses, open_student, train_on_texts
+from fpld.numerics import log_softmax, softmax, split
 from fpld.progress import followed_by
 from fpld.protocol.messages import Task
 from fpld.protocol.shared_prior import collect_notes, round_blocks
+from fpld.protocol.updates import rebuild_weights
 from fpld.protocol.weights import round_weights
+from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import HELDOUT, RunFolder
 from fpld.students import divergence
+from fpld.students.generate import write_sequences
 from fpld.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -40,11 +43,14 @@ if TYPE_CHECKING:
     from fpld.protocol.written import WrittenText
     from fpld.students import Student
     from fpld.students.heldout import Nats
-    from fpld.types import Arrays, Plan, Tokens
+    from fpld.types import Arrays, Floats, Plan, Tokens
 
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
+
+_TRIED_SEQUENCES = 16  # of the probe set: a rebuilt model must predict finite numbers on them
+_MAX_MEASURED = 1 << 24  # coordinates of a target on which a student is measured
 
 NOISE_NATS = 0.02
 """Nats by which a student may be worse than the last one without having diverged: steps that follow noise."""
@@ -88,16 +94,165 @@ def distill(
     with followed_by("evaluating the student"):
         distance = divergence(student, sequences, target, reference)
     # A student that knows less than nothing, or less than the last one, must not be broadcast.
-    if target.relative and 0 <= distance < NOISE_NATS:
-        log.warning("the student has learnt nothing from these labels (%.2g nats worse): the last one stays", distance)
-        return state, 0.0
-    most, what = (0.0, "the last student has") if target.relative else (blank_kl(target.array), "equal chances have")
+    if target.relative:
+        return _kept_if_better(student, state, distance)
+    most = blank_kl(target.array)
     if not distance < most:
         raise InputError(
-            f"distill.rate must be lower: the student diverged, with {distance:.3g} nats to its target; {what} "
-            f"{most:.3g}; the last checkpoint is intact"
+            f"distill.rate must be lower: the student diverged, with {distance:.3g} nats to its target; equal chances "
+            f"have {most:.3g}; the last checkpoint is intact"
         )
     return student.state(), distance
+
+
+def _kept_if_better(student: Student, last: Arrays, distance: float) -> tuple[Arrays, float]:
+    """Return a student's weights and its distance to the target, less that of the last student, if it is negative.
+
+    A little worse than the last one is noise: the last one stays. More is an error.
+    """
+    if 0 <= distance < NOISE_NATS:
+        log.warning("the student has learnt nothing in this round (%.2g nats worse): the last one stays", distance)
+        return last, 0.0
+    if not distance < 0:
+        raise InputError(
+            f"distill.rate must be lower: the student diverged, with {distance:.3g} nats to its target; the last "
+            "student has 0; the last checkpoint is intact"
+        )
+    return student.state(), distance
+
+
+class NodeUpdate(NamedTuple):
+    """The payload of a node's accepted frame, with its plan."""
+
+    plan: Plan
+    payload: bytes
+
+
+class Writing(NamedTuple):
+    """How a rebuilt model writes: so many sequences, at a temperature, with draws by a seed for each model."""
+
+    sequences: int
+    temperature: float
+    seed: int
+
+
+class UpdatesLearnt(NamedTuple):
+    """The student after a round of updates, how far it is from its target, and nodes whose models were refused."""
+
+    student: Arrays
+    distance: float
+    refused: dict[int, str]
+
+
+def distill_from_updates(
+    base: Path,
+    state: Arrays,
+    updates: Sequence[NodeUpdate],
+    probe: Tokens,
+    writing: Writing,
+    options: dict[str, Any],
+    public: Path | None,
+    *,
+    quorum: int = 1,
+    bits: int = 32,
+) -> UpdatesLearnt:
+    """Rebuild the nodes' models from their updates, and distil the student from them.
+
+    The student starts at the average of the models. Each model writes sequences after first tokens of the probe set,
+    and is the teacher of what it has written; on the probe set [S, T] the teacher is the mixture of all.
+
+    Parameters
+    ----------
+    state
+        The student that the updates are of.
+    quorum
+        How many models must predict finite numbers.
+    bits
+        Of the student's weights, as in `distill`.
+
+    Returns
+    -------
+    UpdatesLearnt
+        With the distance of `mixture_divergence`, less than 0 for a student that has learnt.
+    """
+    student = open_student(base, state)
+    reference = student.copy()
+    models: dict[int, Arrays] = {}
+    refused: dict[int, str] = {}
+    for plan, payload in updates:
+        model = rebuild_weights(payload, state, plan)
+        if _predicts(student, model, probe):
+            models[plan.node] = model
+        else:
+            refused[plan.node] = "the model of this update predicts no finite numbers"
+    if len(models) < quorum:
+        raise QuorumError(f"{len(models)} updates give models that predict finite numbers, the quorum is {quorum}")
+    with followed_by("distilling"):
+        sequences, shares = _write_lesson(student, models, probe, writing)
+    student.load_state(average(list(models.values())))
+    states = list(models.values())
+    text = None if public is None else read_arrays(public)[0]["tokens"]
+    with followed_by("measuring its distance to the nodes' models"):
+        student.distill_from_models(sequences, states, shares, public=text, **options)
+    if bits < 32:
+        student.load_state(round_weights(student.state(), bits))
+    with followed_by("evaluating the student"):
+        distance = mixture_divergence(student, reference, states, sequences, shares)
+    return UpdatesLearnt(*_kept_if_better(student, state, distance), refused)
+
+
+def _predicts(student: Student, model: Arrays, probe: Tokens) -> bool:
+    """Return whether a model's weights give finite logits; the student takes them."""
+    try:
+        student.load_state(model)
+    except InputError:
+        return False
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(student.logits(probe[:_TRIED_SEQUENCES])).all())
+
+
+def _write_lesson(
+    student: Student, models: Mapping[int, Arrays], probe: Tokens, writing: Writing
+) -> tuple[Tokens, Floats]:
+    """Return the probe set and what each model writes [S, T], and the share of each model in the targets [S, K]."""
+    sequences = [probe]
+    shares = [np.full((len(probe), len(models)), 1 / len(models))]
+    for place, (node, model) in enumerate(models.items()):
+        seed = derive_seed(writing.seed, node)
+        first = np.random.default_rng(seed).choice(probe.ravel(), writing.sequences)
+        student.load_state(model)
+        written = write_sequences(student, first, probe.shape[1], seed=seed, temperature=writing.temperature)
+        sequences.append(written)
+        shares.append(np.tile(np.eye(len(models))[place], (len(written), 1)))
+    return np.concatenate(sequences).astype(np.int32), np.concatenate(shares)
+
+
+def mixture_divergence(
+    student: Student, reference: Student, states: Sequence[Arrays], sequences: Tokens, shares: Floats
+) -> float:
+    """Return the cross entropy of a student to a mixture of models, less that of a reference: a mean in nats.
+
+    It is negative for a student that is nearer to the mixture. Of many sequences some are evaluated, spread evenly.
+    """
+    step = -(-sequences.size * student.vocab // _MAX_MEASURED)
+    sequences = sequences[::step]
+    shares = shares[::step]
+    target = np.zeros((sequences.size, student.vocab), np.float32)
+    by_sequence = target.reshape(len(sequences), -1)
+    model = student.copy()
+    for state, share in zip(states, shares.T, strict=True):
+        rows = np.flatnonzero(share)
+        if rows.size:
+            model.load_state(state)
+            p = softmax(model.logits(sequences[rows]), np.float32)
+            by_sequence[rows] += share[rows, None].astype(np.float32) * p.reshape(len(rows), -1)
+    total = 0.0
+    start = 0
+    for new, old in zip(student.logit_blocks(sequences), reference.logit_blocks(sequences), strict=True):
+        some = target[start : start + len(new)]
+        total += float((some * (log_softmax(old) - log_softmax(new))).sum(dtype=np.float64))
+        start += len(new)
+    return total / start
 
 
 def read_written(base: Path, state: Arrays, plan: Plan, text: WrittenText, path: Path) -> Target:

@@ -22,6 +22,7 @@ from fpld.progress import followed_by
 from fpld.protocol.messages import Task, encode_prior_request
 from fpld.protocol.node import Node
 from fpld.protocol.shared_prior import ComputedPrior
+from fpld.protocol.updates import UPDATES
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import load_checkpoint, previous_file, read_arrays, read_checkpoint, write_checkpoint
 from fpld.storage.run_folder import ADOPTED_MODEL, NODE_STATE, OWN_MODEL, PRIOR, WRITTEN_PRIOR, RunFolder
@@ -71,6 +72,9 @@ def answer_task(spec: NodeSpec, paths: NodePaths, task: Task, *, key: bytes = b"
     node, frame = node.receive(task)
     if frame is not None:
         return frame
+    updates = task.codec == UPDATES
+    if updates and (spec.differs or task.broadcast != "weights"):
+        raise ProtocolError("an update needs the aggregator's student, and this node has a model of its own or none")
     student = open_student(paths.files / spec.files.base, model or None)
     with followed_by("local training"):
         shared = _shared(student, task, spec, paths)
@@ -80,14 +84,17 @@ def answer_task(spec: NodeSpec, paths: NodePaths, task: Task, *, key: bytes = b"
         _adopt(student, shared, task, spec, probe)
     seed = derive_seed(spec.seed, "local", node.round, spec.index)
     how = spec.training(spec.local, node.round)
-    with followed_by("coding the probe set's logits"):
+    with followed_by("coding its update" if updates else "coding the probe set's logits"):
         spent = train_on_texts(student, [paths.text], spec.privacy_budget, seed=seed, secret=secret, **how)
     if spent is not None:
         record_dp_steps(paths.folder, node.round, spent)
     keep_node_model(paths.folder, node.round, student, run=run)
-    with followed_by("sending them"):
-        write = partial(_write, student, shared, task, spec, paths, probe)
-        node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key, write=write)
+    if updates:
+        node, frame = node.answer_update(task, student.state(), key=key)
+    else:
+        with followed_by("sending them"):
+            write = partial(_write, student, shared, task, spec, paths, probe)
+            node, frame = node.answer(task, student.logit_blocks(probe.sequences), key=key, write=write)
     _save(store, node, {} if task.broadcast == "weights" and not spec.differs else student.state(), run)
     (paths.folder / PRIOR).unlink(missing_ok=True)
     return frame

@@ -102,7 +102,7 @@ def make_node_spec(config: Config, index: int) -> NodeSpec:
         heldout_tokens=config.data.heldout_tokens,
         limit=config.data.limit,
         privacy=config.privacy,
-        written=config.written,
+        written=config.written if config.update_bits is None else None,  # rebuilt models write in its place
         margin=config.probe.margin,
         files=NodeFiles(
             probe=PROBE,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld.codecs.prior import block_ranges
+from fpld.codecs.updates import check_update
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
 from fpld.protocol.combine import Combined, Replies
 from fpld.protocol.fast_paths import combine_replies
@@ -29,6 +30,7 @@ from fpld.protocol.spool import DEFAULT_MEMORY_BYTES, Spool
 from fpld.protocol.states import AGGREGATOR, follow
 from fpld.protocol.states import AggregatorEvent as Event
 from fpld.protocol.states import AggregatorPhase as Phase
+from fpld.protocol.updates import UPDATES, UPDATES_CODE, count_weights
 from fpld.protocol.wire import OVERHEAD_BYTES, decode_frame, payload_of
 from fpld.protocol.written import decode_reply, public_labels
 from fpld.registry import codecs, rules
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from fpld.protocol.shared_prior import PriorNotes
     from fpld.protocol.written import WrittenText
     from fpld.rules import Rule
-    from fpld.types import Floats, Ints, Tokens
+    from fpld.types import Arrays, Floats, Ints, Tokens
 
 _RECONSTRUCTION = "reconstruction_"
 
@@ -66,7 +68,8 @@ class Settings:
 
     Frames of a round take up to `spool` bytes of memory, more of them lie in a temporary file. Combining takes
     `threads`, or as many as there are cores. `trim` is that of the rule `trimmed`. `written` contexts are asked of each
-    node besides the public ones.
+    node besides the public ones. With the codec "updates" nodes send updates of their weights: `contexts` is then the
+    number of weights (`fpld.protocol.updates`).
     """
 
     names: Sequence[str]
@@ -91,13 +94,24 @@ class Settings:
     def __post_init__(self) -> None:
         if not 1 <= self.quorum <= len(self.names):
             raise InputError(f"quorum must be from 1 to the number of nodes, {len(self.names)}, got {self.quorum}")
-        codecs.check(self.codec)
+        if not self.updates:
+            codecs.check(self.codec)
         least = self.combining.traits.least_nodes
         if self.quorum < least:
             raise InputError(
                 f"rule {self.rule!r} needs at least {least} nodes in every round: quorum must be as many, "
                 f"got {self.quorum}"
             )
+
+    @property
+    def updates(self) -> bool:
+        """Return whether nodes send updates of their weights, and no labels."""
+        return self.codec == UPDATES
+
+    @property
+    def context_coordinates(self) -> int:
+        """Return how many coordinates a context has: a logit for each token, or one weight."""
+        return 1 if self.updates else self.vocab
 
     @property
     def combining(self) -> Rule:
@@ -158,6 +172,7 @@ class Aggregator:
         self._asked: dict[int, list[int]] = {}
         self._following: Ints | None = None
         self._probe: Tokens | None = None
+        self._student: Arrays = {}
         self.written: dict[int, WrittenText] = {}
         """What each node has written; its labels are decoded when the round is closed (`fpld.protocol.written`)."""
 
@@ -223,13 +238,13 @@ class Aggregator:
         the digest of the round's probe set, if it is not that of the settings; `following` are the tokens that follow
         its contexts, where they are known. `sequences` [S, T] are the probe set itself, if nodes are to write text.
         """
-        self._step(Event.OPEN)
         s = self.settings
+        if s.updates and (broadcast != "weights" or count_weights(arrays) != s.contexts):
+            raise InputError(f"updates need the {s.contexts} weights that they are of, got {count_weights(arrays)}")
+        self._step(Event.OPEN)
+        self._student = arrays if s.updates else {}
         bits = s.budget.bits(self.round, self._statistics.estimate, self._statistics.useful_bits)
-        # Against a prior only nodes that agree win by dither, and whether they do is known from the round before.
-        # Sampled labels always do: what rounding adds at one node it takes at another.
-        traits = codecs.get(s.codec).traits
-        stratified = s.stratified and (prior is None or traits.sparse or self._statistics.nodes_agree)
+        stratified = s.stratified and not s.updates and self._gains_from_slots(prior)
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
@@ -308,6 +323,13 @@ class Aggregator:
         self._statistics.record_usage(self._plans, self.sent)
         return combined
 
+    def updates(self) -> dict[int, memoryview]:
+        """Return the payloads of all accepted frames, where nodes send updates: this is in the place of `combine`."""
+        if not self.settings.updates:
+            raise InputError("nodes of this federation send labels: combine them")
+        self._step(Event.COMBINE)
+        return {node: payload_of(self._spool.get(node)) for node in self._spool.nodes}
+
     def end(self) -> AggregatorState:
         """End the round; return what the next one needs."""
         self._step(Event.END)
@@ -349,8 +371,12 @@ class Aggregator:
     def _verify(self, node: int, data: bytes) -> None:
         """Check a frame once, so that after acceptance nothing can fail."""
         plan = self._plans[node]
+        key = self.settings.mac_keys.get(node, b"")
+        if self.settings.updates:
+            check_update(decode_frame(data, plan, UPDATES_CODE, key=key), self._student)
+            return
         codec = codecs.get(self.settings.codec)
-        payload = decode_frame(data, plan, codec.code, key=self.settings.mac_keys.get(node, b""))
+        payload = decode_frame(data, plan, codec.code, key=key)
         reply = decode_reply(payload, plan, self._probe)
         reader = codec.reader(reply.labels, plan.public)
         reader.check()
@@ -358,6 +384,12 @@ class Aggregator:
             self.written[node] = reply.written
         if (learnt := reader.learnt) is not None:
             self._learnt.add(learnt)
+
+    def _gains_from_slots(self, prior: Prior | None) -> bool:
+        """Return whether dither that is stratified over the nodes helps."""
+        # Against a prior only nodes that agree win by it, and whether they do is known from the round before. Sampled
+        # labels always do: what rounding adds at one node it takes at another.
+        return prior is None or codecs.get(self.settings.codec).traits.sparse or self._statistics.nodes_agree
 
     def _base(self, node: int) -> str:
         return base_digest(self._reconstructions.get(node)) if self.settings.against == "own" else ""

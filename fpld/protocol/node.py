@@ -23,14 +23,15 @@ from fpld.protocol.messages import base_digest
 from fpld.protocol.states import NODE, follow
 from fpld.protocol.states import NodeEvent as Event
 from fpld.protocol.states import NodePhase as Phase
+from fpld.protocol.updates import UPDATES, UPDATES_CODE, encode_weights
 from fpld.protocol.wire import decode_frame, encode_frame
 from fpld.registry import codecs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from fpld.protocol.messages import Task
-    from fpld.types import Plan, Reals
+    from fpld.types import Array, Plan, Reals
 
 _BLOCK = 1 << 20  # coordinates of an array that are centred at a time
 
@@ -89,8 +90,7 @@ class Node:
         a block is held, if the codec can work so. `write` makes the payload with written text, if the plan asks for
         some, from that of the labels.
         """
-        event = Event.LOGITS if task.plan.round == self.round else Event.OTHER_LOGITS
-        node = self._step(event, f"logits for round {task.plan.round} at a node in round {self.round}")
+        node = self._answering(task, "logits")
         codec = codecs.get(task.codec)
         plan = task.plan
         base = self.reconstruction if task.against == "own" else None
@@ -107,6 +107,20 @@ class Node:
             )
             reconstruction = sent if base is None else base + sent
         return node._with(frame=frame, reconstruction=reconstruction), frame
+
+    def answer_update(self, task: Task, trained: Mapping[str, Array], *, key: bytes = b"") -> tuple[Node, bytes]:
+        """Code the weights of the trained model as an update of the task's student; return the frame to send."""
+        node = self._answering(task, "weights")
+        if task.codec != UPDATES or task.broadcast != "weights":
+            raise ProtocolError(f"a task for an update must have the codec {UPDATES!r} and the student's weights")
+        payload = encode_weights(trained, task.arrays, task.plan)
+        frame = encode_frame(payload, task.plan, UPDATES_CODE, key=key)
+        return node._with(frame=frame, reconstruction=None), frame
+
+    def _answering(self, task: Task, what: str) -> Node:
+        """Return this node after the event that its model's answer is there."""
+        event = Event.LOGITS if task.plan.round == self.round else Event.OTHER_LOGITS
+        return self._step(event, f"{what} for round {task.plan.round} at a node in round {self.round}")
 
     def _step(self, event: Event, what: str = "") -> Node:
         """Return this node in the phase after an event; `what` describes the event."""
