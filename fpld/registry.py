@@ -129,6 +129,10 @@ baselines: Registry[Baseline] = Registry(
         **{name: f"fpld.baselines.reference:{name.upper()}" for name in ("alone", "pooled", "float32", "ensemble")},
         "fedavg": "fpld.baselines.fedavg:FEDAVG",
         "fedavg-1bit": "fpld.baselines.fedavg:FEDAVG_1BIT",
+        "pooled-all": "fpld.baselines.reference:POOLED_ALL",
+        "feddf": "fpld.baselines.feddf:FEDDF",
+        "feddf-kbit": "fpld.baselines.feddf:FEDDF_KBIT",
+        "feddf-written": "fpld.baselines.feddf:FEDDF_WRITTEN",
         "flora": "fpld.baselines.flora:FLORA",
     },
 )

@@ -95,24 +95,40 @@ def _alone_steps(config: Config) -> int:
 
 def pooled(context: BaselineContext) -> list[Row]:
     """Train on the text of all nodes for as many steps as one node makes: the bound if text could be shared."""
-    log.info("baseline: all text pooled")
+    return [_pooled_row(context, "pooled", context.config.local_steps)]
+
+
+def pooled_all(context: BaselineContext) -> list[Row]:
+    """Train on the text of all nodes for as many steps as all nodes make together: the bound at the same work."""
+    return [_pooled_row(context, "pooled-all", all_steps(context.config))]
+
+
+def all_steps(config: Config) -> int:
+    """Return the local steps of all nodes together."""
+    return len(config.nodes) * config.local_steps
+
+
+def _pooled_row(context: BaselineContext, method: str, steps: int) -> Row:
+    log.info("baseline: %s, all text in one place", method)
     config = context.config
     run = context.run
+    budget = privacy_budget(config)
     state = context.pool.submit(
         run_labelled,
-        ProgressLabel("baseline", model="pooled"),
+        ProgressLabel("baseline", model=method),
         workers.finetune,
         run.path / base_file(config, None),
         None,
         [run.path / text_file(index) for index in range(len(config.nodes))],
-        config.local_steps,
-        derive_seed(config.run.seed, "pooled"),
+        steps,
+        derive_seed(config.run.seed, method),
         _rate(config),
-        privacy_budget(config),
+        # The promise holds over the steps that are made.
+        None if budget is None else budget._replace(steps=steps),
     ).result()
     # Pooling sends the text itself.
     text_bytes = run.read_json(PREPARED)["private_bytes"]
-    return [context.row("pooled", context.evaluate(state).result(), text_bytes)]
+    return context.row(method, context.evaluate(state).result(), text_bytes)
 
 
 def ensemble(context: BaselineContext) -> list[Row]:
@@ -150,5 +166,6 @@ def _federation_jobs(config: Config) -> int:
 
 ALONE = Baseline(alone, jobs=_alone_jobs, steps=_alone_steps)
 POOLED = Baseline(pooled, jobs=lambda _: 2, steps=lambda config: config.local_steps * config.step_cost)
+POOLED_ALL = Baseline(pooled_all, jobs=lambda _: 2, steps=lambda config: all_steps(config) * config.step_cost)
 ENSEMBLE = Baseline(ensemble, jobs=lambda config: len(config.nodes), steps=lambda _: 0)
 FLOAT32 = Baseline(float32, jobs=_federation_jobs, steps=lambda config: config.federation_steps)

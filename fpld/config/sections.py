@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +12,8 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    SerializerFunctionWrapHandler,
+    model_serializer,
     model_validator,
 )
 
@@ -86,9 +88,17 @@ class BaselinesSection(Section):
     """Learning rate of FedAvg's nodes (none: that of [local])."""
     feddf_steps: Annotated[list[Count], Field(min_length=1)] | None = None
     """Distillation steps of FedDF: a row of the table for each (none: those of [distill])."""
-    update_bits: Annotated[list[UpdateBits], Field(min_length=1)] = [3.0]
+    update_bits: Annotated[list[UpdateBits], Field(min_length=1)] | None = None
     """Bits per weight of the updates of `feddf-kbit` and `feddf-written`, from 1 to 8, or 32 for float32: a row for
-    each."""
+    each (none: 3)."""
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # The identity of a run comes from its configuration. So that runs of earlier versions can be resumed, keys
+        # that these did not have are left out where they are not given.
+        values: dict[str, Any] = serialize(self)
+        later = ("feddf_steps", "update_bits")
+        return {name: value for name, value in values.items() if value is not None or name not in later}
 
 
 class DataSection(Section):

@@ -60,6 +60,11 @@ def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         ("alone", "", 3, 0),  # the federation has trained and kept the models
         ("pooled", "", 2, 24),
+        ("pooled-all", "", 2, 3 * 24),
+        ("feddf", "", 2, 60),
+        ("feddf", "feddf_steps = [10, 30]\n", 4, 40),
+        ("feddf-kbit", "update_bits = [1, 3, 32]\n", 4, 2 * 60),
+        ("feddf-written", "feddf_steps = [5]\nupdate_bits = [3, 32]\n", 2 * (3 + 2), 2 * 5),
         ("ensemble", "", 3, 0),
         ("fedavg", "", 1, 0),
         ("fedavg", "rounds = [1, 2, 3]\n", 3 + 3 * 5, 2 * 3 * 24),

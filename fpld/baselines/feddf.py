@@ -1,0 +1,227 @@
+"""FedDF: the nodes' models travel, and the student is distilled to their mixture, from their average on.
+
+After T. Lin, L. Kong, S. U. Stich and M. Jaggi, *Ensemble Distillation for Robust Model Fusion in Federated Learning*,
+NeurIPS 2020. Nodes send their models once, after all their local steps, in float32 or as updates of a few bits per
+weight (`fpld.codecs.updates`). The student starts at the average of the models that arrive.
+
+    feddf           float32; distilled on windows of all public text, to the mixture of all models
+    feddf-kbit      the same with a few bits per weight
+    feddf-written   the models that arrive write the text, and each is the only teacher of what it has written
+
+Where the run itself has one round, the models of its nodes are those that travel. Otherwise nodes are trained anew, in
+one round: models of a later round would hold what earlier rounds have cost.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fpld.baselines import Baseline
+from fpld.baselines.fedavg import local_round, send_float32
+from fpld.codecs.updates import decode_update, encode_update
+from fpld.node.spec import base_file
+from fpld.node.training import average, open_student
+from fpld.progress import ProgressLabel, followed_by, run_labelled
+from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
+from fpld.storage.run_folder import PUBLIC
+from fpld.students.generate import write_sequences
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from fpld.baselines.context import BaselineContext
+    from fpld.config import Config
+    from fpld.federation.evaluation import Row
+    from fpld.types import Arrays, Floats, Tokens
+
+FLOAT_BITS = 32.0
+DEFAULT_BITS = 3.0
+WRITTEN_CONTEXTS = 64_000
+"""Contexts that each model writes where the configuration has no [written]."""
+
+log = logging.getLogger(__name__)
+
+
+class Received(NamedTuple):
+    """The models as they arrive, and what they took."""
+
+    models: list[Arrays]
+    uplink_bytes: int
+
+
+class Lesson(NamedTuple):
+    """Sequences [S, T], and the share of each model in their targets [S, K]."""
+
+    sequences: Tokens
+    shares: Floats
+
+
+def distill_models(
+    base: Path, models: Sequence[Arrays], sequences: Tokens, shares: Floats, options: dict[str, Any]
+) -> Arrays:
+    """Distil a student from the average of models to their mixture: a job; return its weights."""
+    student = open_student(base, average(models))
+    with followed_by("evaluating it"):
+        student.distill_from_models(sequences, models, shares, **options)
+    return student.state()
+
+
+def write_windows(base: Path, model: Arrays, first: Tokens, length: int, seed: int, temperature: float) -> Tokens:
+    """Let a model write sequences [n, T] after first tokens [n]: a job."""
+    with followed_by("distilling"):
+        return write_sequences(open_student(base, model), first, length, seed=seed, temperature=temperature)
+
+
+def send_models(context: BaselineContext, bits: float) -> Received:
+    """Send the nodes' models as updates of the base, in so many bits per weight."""
+    config = context.config
+    start = context.start
+    trained = context.models() if config.run.rounds == 1 else local_round(context, start, 1, 1)
+    models = []
+    uplink = 0
+    for node, model in enumerate(trained):
+        if bits == FLOAT_BITS:
+            # The model itself: adding its update to the base would round.
+            uplink += send_float32(model, 0)[0]
+            models.append(model)
+            continue
+        update = {name: model[name] - value for name, value in start.items()}
+        seed = derive_seed(config.run.seed, "feddf update", node)
+        data = encode_update(update, bits=bits, seed=seed)
+        uplink += len(data)
+        received = decode_update(data, start, seed=seed)
+        models.append({name: np.asarray(value + received[name], np.float32) for name, value in start.items()})
+    return Received(models, uplink)
+
+
+def public_lesson(context: BaselineContext, models: Sequence[Arrays]) -> Lesson:
+    """Return windows of all public text, whose teacher is the mixture of all models."""
+    length = context.config.probe.length
+    tokens = _public_tokens(context)
+    windows = tokens[: len(tokens) // length * length].reshape(-1, length)
+    return Lesson(windows, np.full((len(windows), len(models)), 1 / len(models)))
+
+
+def written_lesson(context: BaselineContext, models: Sequence[Arrays]) -> Lesson:
+    """Let each model write windows after tokens of the public text; it is the only teacher of what it has written."""
+    config = context.config
+    length = config.probe.length
+    count = written_windows(config)
+    temperature = 1.0 if config.written is None else config.written.temperature
+    tokens = _public_tokens(context)
+    futures: list[Future[Tokens]] = []
+    for node, model in enumerate(models):
+        seed = derive_seed(config.run.seed, "feddf written", node)
+        first = np.random.default_rng(seed).choice(tokens, count)
+        futures.append(
+            _submit(context, config.nodes[node].name, write_windows, model, first, length, seed, temperature)
+        )
+    sequences = np.concatenate([future.result() for future in futures])
+    return Lesson(sequences, np.repeat(np.eye(len(models)), count, axis=0))
+
+
+def written_windows(config: Config) -> int:
+    """Return how many windows each model writes."""
+    contexts = WRITTEN_CONTEXTS if config.written is None else config.written.contexts
+    return -(-contexts // config.probe.length)
+
+
+def _public_tokens(context: BaselineContext) -> Tokens:
+    return read_arrays(context.run.path / PUBLIC)[0]["tokens"]
+
+
+def _submit(context: BaselineContext, model: str, job: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    base = context.run.path / base_file(context.config, None)
+    return context.pool.submit(run_labelled, ProgressLabel("baseline", model=model), job, base, *arguments)
+
+
+def _float32(_config: Config) -> list[float]:
+    return [FLOAT_BITS]
+
+
+def _few_bits(config: Config) -> list[float]:
+    return [bits for bits in _any_bits(config) if bits != FLOAT_BITS]
+
+
+def _any_bits(config: Config) -> list[float]:
+    return config.baselines.update_bits or [DEFAULT_BITS]
+
+
+def step_counts(config: Config) -> list[int]:
+    """Return the numbers of distillation steps that have a row each."""
+    return config.baselines.feddf_steps or [config.distill.steps]
+
+
+def _rows(
+    name: str,
+    widths: Callable[[Config], list[float]],
+    lesson: Callable[[BaselineContext, Sequence[Arrays]], Lesson],
+    context: BaselineContext,
+) -> list[Row]:
+    """Return a row for each number of bits per weight and each number of steps."""
+    config = context.config
+    counts = step_counts(config)
+    rows = []
+    for bits in widths(config):
+        method = name if bits == FLOAT_BITS else f"{name}, {bits:g} bit{'s' * (bits > 1)}"
+        log.info("baseline: %s", method)
+        models, uplink = send_models(context, bits)
+        sequences, shares = lesson(context, models)
+        students = [
+            _submit(context, method, distill_models, models, sequences, shares, _options(config, steps))
+            for steps in counts
+        ]
+        evaluations = [context.evaluate(student.result()) for student in students]
+        # One student, in float32, goes to every node.
+        downlink = len(config.nodes) * sum(array.nbytes for array in context.start.values())
+        for steps, nats in zip(counts, evaluations, strict=True):
+            label = method if config.baselines.feddf_steps is None else f"{method}, {steps} steps"
+            rows.append(context.row(label, nats.result(), uplink, downlink))
+    return rows
+
+
+def _options(config: Config, steps: int) -> dict[str, Any]:
+    """Return the settings of a distillation: those of the run's first one, without the loss of public text."""
+    return {
+        "steps": steps,
+        "seed": derive_seed(config.run.seed, "feddf"),
+        "rate": config.distill.rate,
+        "batch": config.distill.batch,
+        "average": config.distill.average,
+    }
+
+
+def _jobs(widths: Callable[[Config], list[float]], writing: bool, config: Config) -> int:
+    """Count a distillation and an evaluation for each row, the models that write, and trainings of one round."""
+    nodes = len(config.nodes)
+    rows = len(widths(config)) * len(step_counts(config))
+    trainings = nodes * (config.run.rounds > 1)
+    return 2 * rows + writing * nodes * len(widths(config)) + trainings
+
+
+def _steps(widths: Callable[[Config], list[float]], config: Config) -> int:
+    """Count the steps of all distillations, and those of nodes that are trained in one round."""
+    local = len(config.nodes) * config.local_steps * config.step_cost * (config.run.rounds > 1)
+    return len(widths(config)) * sum(step_counts(config)) + local
+
+
+FEDDF = Baseline(
+    partial(_rows, "feddf", _float32, public_lesson), partial(_jobs, _float32, False), partial(_steps, _float32)
+)
+FEDDF_KBIT = Baseline(
+    partial(_rows, "feddf", _few_bits, public_lesson),
+    partial(_jobs, _few_bits, False),
+    partial(_steps, _few_bits),
+)
+FEDDF_WRITTEN = Baseline(
+    partial(_rows, "feddf, written", _any_bits, written_lesson),
+    partial(_jobs, _any_bits, True),
+    partial(_steps, _any_bits),
+)
