@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fpld.codecs import text
 from fpld.codecs.text import decode_tokens, encode_tokens
 from fpld.errors import BudgetError, FrameError, InputError
+from tests.codecs import wire_text
 from tests.helpers import without_numba
 
 VOCABS = [2, 3, 16, 1000, 1024, 50257, 65535, 65536]
@@ -59,18 +60,25 @@ CODES = [
 ]
 
 
+def golden_text(vocab: int, count: int, length: int) -> np.ndarray:
+    k = np.arange(count * length) % 53
+    return ((7919 * k * k + 13 * k + 5) % vocab).astype(np.int32).reshape(count, length)
+
+
 def small() -> list[str]:
     """Return codes of texts that differ in all that a code depends on, in hexadecimal; the last text repeats."""
-    out = []
-    for vocab, count, length in GOLDEN:
-        k = np.arange(count * length) % 53
-        sequences = (7919 * k * k + 13 * k + 5) % vocab
-        out.append(encode_tokens(sequences.reshape(count, length), vocab, capacity=400).hex())
-    return out
+    return [encode_tokens(golden_text(*sizes), sizes[0], capacity=400).hex() for sizes in GOLDEN]
 
 
 def test_golden_bytes() -> None:
     assert small() == CODES
+
+
+@pytest.mark.parametrize(("vocab", "count", "length"), GOLDEN)
+def test_the_page_alone_is_enough_to_decode(vocab: int, count: int, length: int) -> None:
+    code = bytes.fromhex(CODES[GOLDEN.index((vocab, count, length))])
+    sequences = golden_text(vocab, count, length)
+    assert wire_text.decoded(code, sequences[:, 0].tolist(), length, vocab) == sequences.tolist()
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from fpld import encode_frame
-from fpld.codecs import dither, make_prior, prior, rangecoder
+from fpld.codecs import dither, make_prior, prior, rangecoder, text
 from fpld.codecs.predictive import companding, tokens
 from fpld.codecs.predictive import decoder as predictive_decoder
 from fpld.codecs.predictive import header as predictive
 from fpld.codecs.samples import steps, symbol_model
 from fpld.codecs.uniform import layout as uniform
-from fpld.protocol import weights, wire
+from fpld.protocol import shared_prior, weights, wire, written
 from fpld.registry import codecs
 from tests.helpers import make_plan
 
@@ -93,11 +93,11 @@ def test_the_fields_of_a_frame_lie_where_the_page_says() -> None:
     assert plan.run_id == hashlib.blake2b(b"run id", key=plan.run_key, digest_size=16, person=b"fpld v1").digest()
 
 
-@pytest.mark.parametrize("bare", [True, False], ids=["bare", "with prior and tables"])
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "with prior, tables and written text"])
 def test_the_digest_of_a_plan_is_that_of_the_parts_that_the_page_lists(bare: bool) -> None:
     learnt: np.ndarray | None = None if bare else np.arange(1, 7, dtype=np.uint16)
     known = None if bare else make_prior(np.linspace(-3, 3, 300).reshape(6, 50))
-    plan = make_plan(slot=1, slots=3, clip=None, learnt=learnt, prior=known)
+    plan = make_plan(slot=1, slots=3, clip=None, written=0 if bare else 12, learnt=learnt, prior=known)
     values: dict[str, list[Any]] = {
         "run id, probe digest": [plan.run_id, plan.probe],
         "round, node, m, V": [plan.round, plan.node, plan.contexts, plan.vocab],
@@ -106,6 +106,8 @@ def test_the_digest_of_a_plan_is_that_of_the_parts_that_the_page_lists(bare: boo
         "digest of the prior": [bytes(32) if known is None else prior_digest(known.block(range(6)))],
         "only if there are learnt tables: how many integers they are": [] if learnt is None else [learnt.size],
         "and the tables by rows": [] if learnt is None else learnt.tolist(),
+        "only if the node is to write text: `written` in ASCII": [] if bare else [b"written"],
+        "and w, the contexts that it is to write": [] if bare else [plan.written],
     }
     listed = rows("Frame", "part | form")
     assert [part for part, _ in listed] == list(values)
@@ -169,6 +171,22 @@ def test_the_layout_of_samples_payloads() -> None:
     assert [c for *_, c in rows(title, "places | q / 64 at first | c")] == [str(symbol_model._INITIAL_COUNT)] * 2 + [
         "0"
     ] * 2
+
+
+def test_the_layout_of_a_payload_with_written_text() -> None:
+    title = "Payload with written text"
+    assert layout(title) == places(*fields(written.HEADER))
+    listed = rows(title, "offset | bytes | field")
+    assert [row[0] for row in listed[5:8]] == [f"{written.HEADER.size}{more}" for more in ("", " + L", " + L + X")]
+    assert listed[7][1] == f"{written._ENTRY_BYTES} E"
+    ends = [
+        [int(end) for end in row[1:]] for row in rows(title, "model | class 0 up to | class 1 up to | class 2 up to")
+    ]
+    assert ends == text._CLASS_ENDS.tolist()
+    plan = make_plan(contexts=48, vocab=24, written=24)
+    probe = np.arange(48, dtype=np.int32).reshape(8, 6)
+    drawn = hashlib.shake_256(b"fpld written" + plan.run_id + struct.pack("<II", plan.round, plan.node)).digest(8 * 4)
+    assert written.beginnings(plan, probe).tolist() == [number % 48 for number in struct.unpack("<4Q", drawn)]
 
 
 def power(number: int) -> str:
@@ -244,6 +262,24 @@ SAID = {
         f"width `W = {power(rangecoder._WHOLE)}`",
         f"While `W < {power(rangecoder._TOP)}`",
     ],
+    "Payload with written text": [
+        f"{rangecoder._END_MARKER_BITS} raw bits `0x{rangecoder._END_MARKER:X}` end it",
+        f"from four models, j = 0 ... {text._ORDERS - 1}",
+        f"`k = min(d, {text._MAX_TABLE_BITS})`",
+        f"`max({text._ENTRIES_PER_BIT} b n T, 2^10)`",
+        f"stands for `q = {power(text._HALF)}`",
+        f"else `stretch(q >> {text._STRETCH_SHIFT})`",
+        f"held to {-text._MAX_STRETCHED - 1} ... {text._MAX_STRETCHED}:",
+        f"({text._UNITS_PER_ENTRY} - r) + S[i + 1] r) div {text._UNITS_PER_ENTRY}",
+        f"S = {spaced(text._LOGISTIC)} ```",
+        f"of the {text._CLASSES**3} triples of classes there are four weights v",
+        f"weights v, at first `{power(text._INITIAL_WEIGHT)}`",
+        f"held to {text._MIN_PROBABILITY} ... {(1 << text._CODED_BITS) - text._MIN_PROBABILITY}.",
+        f"`({text._LEARNING_RATE} x (2^16 z - t) + 2^{text._LEARNING_SHIFT - 1}) >> {text._LEARNING_SHIFT}`",
+        f"Above {prior._LIKELY_EIGHTHS} it is rounded to the nearest integer, otherwise to the nearest multiple of 8.",
+        f"`max(-8 g, {prior.LEAST_PRIOR})` ... 0",
+        f"A gap of {shared_prior._SKIP} names no coordinate",
+    ],
 }
 
 
@@ -255,5 +291,8 @@ def test_a_constant_of_the_code_is_on_the_page(title: str, said: str) -> None:
 def test_formulas_of_the_page_that_stand_in_the_code_as_tables() -> None:
     assert [int(each) for each in steps.MINUS_LOG2_PRIOR] == [(47274 * g + 512) >> 10 for g in range(321)]
     assert [int(each) for each in rangecoder.RATES] == [min(2**17 // (2 * c + 3), 2**15) for c in range(251)]
+    bits = {vocab: (16 * vocab).bit_length() for vocab in (2, 1024, 50257, 2**24)}
+    least = {vocab: max(-8 * (7 * a // 10), -320) for vocab, a in bits.items()}
+    assert {vocab: prior.coarse_grid(vocab).least for vocab in bits} == least
     most = [min(4 * 2 ** max(0, -((n - 5632) // 256)) + 2, 2**24 - 1) for n in range(0, 6656, 97)]
     assert [predictive.largest_symbol(n) for n in range(0, 6656, 97)] == most

@@ -19,6 +19,7 @@ from fpld.protocol.written import HEADER
 from tests.federation.conftest import CONFIG, write_texts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fpld.protocol import Aggregator, Combined, Task
@@ -111,10 +112,29 @@ def test_a_kill_in_the_middle_of_a_round_changes_no_bit(tmp_path: Path) -> None:
     assert finish(file, out) == expected == result(tmp_path / "undisturbed")
 
 
-def test_labels_that_a_node_codes_against_another_prediction_are_refused_and_its_public_ones_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def other_digest(counts: list[int], digest: bytes, body: bytes) -> bytes:
+    return HEADER.pack(*counts, bytes(byte ^ 1 for byte in digest)) + body
+
+
+def notes_beyond_the_end(counts: list[int], digest: bytes, body: bytes) -> bytes:
+    """Put a note on coordinate 32,766 of 24,576 in the place of the last bytes."""
+    public, count, text, entries = counts
+    at = public + text
+    return HEADER.pack(public, count, text, entries + 1, digest) + body[:at] + b"\xfc\xff" + body[at:-2]
+
+
+def other_labels(counts: list[int], digest: bytes, body: bytes) -> bytes:
+    return HEADER.pack(*counts, digest) + body[:-40] + bytes(range(40))
+
+
+@pytest.mark.parametrize(
+    ("alter", "reason"),
+    [(other_digest, "probe.margin"), (notes_beyond_the_end, "coordinates below 24576"), (other_labels, "")],
+)
+def test_labels_on_text_that_cannot_be_read_are_refused_and_the_public_ones_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alter: Callable[..., bytes], reason: str
 ) -> None:
-    """The digest of one node's prediction differs, as on a machine whose floats are too far away."""
+    """One node's prediction differs, as on a machine whose floats are far away, or it sends what no node does."""
     write = writing.write_reply
     lessons = []
 
@@ -122,7 +142,7 @@ def test_labels_that_a_node_codes_against_another_prediction_are_refused_and_its
         payload, wrote = write(model, shared, task, *rest, **options)
         if task.plan.node == 1:
             *counts, digest = HEADER.unpack_from(payload)
-            payload = HEADER.pack(*counts, bytes(b ^ 1 for b in digest)) + payload[HEADER.size :]
+            payload = alter(counts, digest, payload[HEADER.size :])
         return payload, wrote
 
     distilled = workers.distill
@@ -136,7 +156,7 @@ def test_labels_that_a_node_codes_against_another_prediction_are_refused_and_its
     loss = run(configured(tmp_path, rounds=1), tmp_path / "run")
     (line,) = trace(tmp_path / "run")
     assert [(entry["node"], entry["state"]) for entry in line["refused"]] == [("east", "refused")]
-    assert "probe.margin" in line["refused"][0]["reason"]
+    assert reason in line["refused"][0]["reason"]
     assert line["nodes"] == NODES
     assert lessons == [((6 + 2 * 6, 16), 96 + 2 * WRITTEN)]
     assert loss["fpld"] < loss["base"]
