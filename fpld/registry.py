@@ -133,6 +133,7 @@ baselines: Registry[Baseline] = Registry(
         "feddf": "fpld.baselines.feddf:FEDDF",
         "feddf-kbit": "fpld.baselines.feddf:FEDDF_KBIT",
         "feddf-written": "fpld.baselines.feddf:FEDDF_WRITTEN",
+        "updates": "fpld.baselines.reference:UPDATES",
         "flora": "fpld.baselines.flora:FLORA",
     },
 )

@@ -56,7 +56,7 @@ class Received(NamedTuple):
     uplink_bytes: int
 
 
-class Lesson(NamedTuple):
+class ModelLesson(NamedTuple):
     """Sequences [S, T], and the share of each model in their targets [S, K]."""
 
     sequences: Tokens
@@ -101,15 +101,15 @@ def send_models(context: BaselineContext, bits: float) -> Received:
     return Received(models, uplink)
 
 
-def public_lesson(context: BaselineContext, models: Sequence[Arrays]) -> Lesson:
+def public_lesson(context: BaselineContext, models: Sequence[Arrays]) -> ModelLesson:
     """Return windows of all public text, whose teacher is the mixture of all models."""
     length = context.config.probe.length
     tokens = _public_tokens(context)
     windows = tokens[: len(tokens) // length * length].reshape(-1, length)
-    return Lesson(windows, np.full((len(windows), len(models)), 1 / len(models)))
+    return ModelLesson(windows, np.full((len(windows), len(models)), 1 / len(models)))
 
 
-def written_lesson(context: BaselineContext, models: Sequence[Arrays]) -> Lesson:
+def written_lesson(context: BaselineContext, models: Sequence[Arrays]) -> ModelLesson:
     """Let each model write windows after tokens of the public text; it is the only teacher of what it has written."""
     config = context.config
     length = config.probe.length
@@ -124,7 +124,7 @@ def written_lesson(context: BaselineContext, models: Sequence[Arrays]) -> Lesson
             _submit(context, config.nodes[node].name, write_windows, model, first, length, seed, temperature)
         )
     sequences = np.concatenate([future.result() for future in futures])
-    return Lesson(sequences, np.repeat(np.eye(len(models)), count, axis=0))
+    return ModelLesson(sequences, np.repeat(np.eye(len(models)), count, axis=0))
 
 
 def written_windows(config: Config) -> int:
@@ -146,7 +146,8 @@ def _float32(_config: Config) -> list[float]:
     return [FLOAT_BITS]
 
 
-def _few_bits(config: Config) -> list[float]:
+def few_bits(config: Config) -> list[float]:
+    """Return the numbers of bits per weight of updates that are compared, but for float32."""
     return [bits for bits in _any_bits(config) if bits != FLOAT_BITS]
 
 
@@ -162,7 +163,7 @@ def step_counts(config: Config) -> list[int]:
 def _rows(
     name: str,
     widths: Callable[[Config], list[float]],
-    lesson: Callable[[BaselineContext, Sequence[Arrays]], Lesson],
+    lesson: Callable[[BaselineContext, Sequence[Arrays]], ModelLesson],
     context: BaselineContext,
 ) -> list[Row]:
     """Return a row for each number of bits per weight and each number of steps."""
@@ -216,9 +217,9 @@ FEDDF = Baseline(
     partial(_rows, "feddf", _float32, public_lesson), partial(_jobs, _float32, False), partial(_steps, _float32)
 )
 FEDDF_KBIT = Baseline(
-    partial(_rows, "feddf", _few_bits, public_lesson),
-    partial(_jobs, _few_bits, False),
-    partial(_steps, _few_bits),
+    partial(_rows, "feddf", few_bits, public_lesson),
+    partial(_jobs, few_bits, False),
+    partial(_steps, few_bits),
 )
 FEDDF_WRITTEN = Baseline(
     partial(_rows, "feddf, written", _any_bits, written_lesson),

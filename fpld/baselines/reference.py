@@ -10,6 +10,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from fpld.baselines import Baseline
+from fpld.baselines.feddf import few_bits
+from fpld.config import SendSection
 from fpld.federation import workers
 from fpld.federation.evaluation import federation_row
 from fpld.node.spec import base_file
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from fpld.federation.evaluation import Row
 
 log = logging.getLogger(__name__)
+
+_NO_LIMITS = {"bits": 32.0, "context_bits": None, "uplink": None, "clip": None}
 
 
 def base_row(context: BaselineContext) -> list[Row]:
@@ -147,14 +151,37 @@ def float32(context: BaselineContext) -> list[Row]:
 
 def float32_variant(config: Config) -> Config:
     """Return the configuration of the same federation with raw float32 logits."""
-    limits = {"bits": 32.0, "context_bits": None, "uplink": None, "clip": None}
-    nodes = [node.model_copy(update=limits) for node in config.nodes]
+    nodes = [node.model_copy(update=_NO_LIMITS) for node in config.nodes]
     return config.model_copy(
         update={
             "run": config.run.model_copy(update={"continuations": 0}),
             "nodes": nodes,
             "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
             "budget": config.budget.model_copy(update={"total": None, "context_total": None}),
+            "send": None,
+            "written": None,
+        }
+    )
+
+
+def updates(context: BaselineContext) -> list[Row]:
+    """Run the same federation with updates in place of labels: what the student could be if weights may leave."""
+    rows = []
+    for bits in few_bits(context.config):
+        federation = context.federate(updates_variant(context.config, bits), f"updates-{bits:g}")
+        rows.append(federation_row(f"updates, {bits:g} bit{'s' * (bits > 1)}", federation))
+    return rows
+
+
+def updates_variant(config: Config, bits: float) -> Config:
+    """Return the configuration of the same federation with updates of so many bits per weight from every node."""
+    budget = config.budget.model_copy(update={"total": None, "context_total": None, "allocator": None})
+    return config.model_copy(
+        update={
+            "run": config.run.model_copy(update={"continuations": 0}),
+            "nodes": [node.model_copy(update=_NO_LIMITS) for node in config.nodes],
+            "budget": budget,
+            "send": SendSection(updates=bits),
         }
     )
 
@@ -168,4 +195,9 @@ ALONE = Baseline(alone, jobs=_alone_jobs, steps=_alone_steps)
 POOLED = Baseline(pooled, jobs=lambda _: 2, steps=lambda config: config.local_steps * config.step_cost)
 POOLED_ALL = Baseline(pooled_all, jobs=lambda _: 2, steps=lambda config: all_steps(config) * config.step_cost)
 ENSEMBLE = Baseline(ensemble, jobs=lambda config: len(config.nodes), steps=lambda _: 0)
+UPDATES = Baseline(
+    updates,
+    jobs=lambda config: len(few_bits(config)) * _federation_jobs(config),
+    steps=lambda config: len(few_bits(config)) * config.federation_steps,
+)
 FLOAT32 = Baseline(float32, jobs=_federation_jobs, steps=lambda config: config.federation_steps)

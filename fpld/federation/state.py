@@ -117,7 +117,8 @@ def protocol_settings(
     if config.update_bits is None:
         budget = configured_budget(config, contexts=contexts + config.written_contexts, vocab=vocab)
     else:
-        budget = update_budget(config, weights=weights, contexts=contexts, vocab=vocab)
+        labelled = contexts + config.contexts_by_model  # as many as a node would label
+        budget = update_budget(config, weights=weights, contexts=labelled, vocab=vocab)
     return Settings(
         names=[node.name for node in config.nodes],
         run_key=derive_key(config.run.seed) if run_key is None else run_key,

@@ -11,11 +11,12 @@ from pydantic import ValidationError
 from fpld import config as configuration
 from fpld import students
 from fpld.baselines import baseline_jobs, baseline_steps, feddf
-from fpld.codecs.updates import decode_update, encode_update
+from fpld.codecs.updates import decode_update, encode_update, update_bytes
 from fpld.config.sections import BaselinesSection
 from fpld.engines.local import run_local
 from fpld.errors import InputError
 from fpld.node.training import average
+from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import HELDOUT, OWN_MODEL, PREPARED, PUBLIC, RunFolder
@@ -151,3 +152,12 @@ def test_models_of_other_kinds_have_no_average(method: str, config_file: Path) -
     section = f'\n[combine]\nbroadcast = "logits"\n[baselines]\nmethods = ["{method}"]\n'
     with pytest.raises(InputError, match=rf"baselines\.methods.*{method}"):
         parsed(config_file, section)
+
+
+def test_the_same_federation_with_updates_has_a_row_with_its_bytes(config_file: Path, tmp_path: Path) -> None:
+    config = parsed(config_file, '\n[baselines]\nmethods = ["updates"]\nupdate_bits = [2]\n')
+    rows = {row["method"]: row for row in run_local(config, "", tmp_path / "run", resume=False)}
+    count = students.load(tmp_path / "run/base-0.safetensors").parameters
+    row = rows["updates, 2 bits"]
+    assert row["uplink_bytes"] <= NODES * (update_bytes(count, 2) + OVERHEAD_BYTES)
+    assert row["heldout_loss"] < rows["base"]["heldout_loss"]
