@@ -77,8 +77,8 @@ class BaselinesSection(Section):
     the same with one bit per weight (rotated signs, as in DRIVE). `feddf`: the student is distilled to the mixture of
     the nodes' models, sent in float32, on all public text. `feddf-kbit`: the same with updates of `update_bits`.
     `feddf-written`: as that, but on text that the rebuilt models write. `updates`: this federation with [send] updates
-    of `update_bits` from every node. `flora`: adapters stacked, their exact mean. `float32`: logits that are not quantized. `ensemble`: the mixture of the nodes' models, a limit that cannot be
-    sent."""
+    of `update_bits` from every node. `flora`: adapters stacked, their exact mean. `float32`: logits that are not
+    quantized. `ensemble`: the mixture of the nodes' models, a limit that cannot be sent."""
     rate: Positive | None = None
     """Learning rate of `alone`, `pooled` and `pooled-all`, which train in one long schedule."""
     rounds: Annotated[list[Count], Field(min_length=1)] | None = None
@@ -89,8 +89,8 @@ class BaselinesSection(Section):
     feddf_steps: Annotated[list[Count], Field(min_length=1)] | None = None
     """Distillation steps of FedDF: a row of the table for each (none: those of [distill])."""
     update_bits: Annotated[list[UpdateBits], Field(min_length=1)] | None = None
-    """Bits per weight of the updates of `feddf-kbit`, `feddf-written` and `updates`, from 1 to 8, or 32 for float32: a row for
-    each (none: 3)."""
+    """Bits per weight of the updates of `feddf-kbit`, `feddf-written` and `updates`, from 1 to 8, or 32 for float32: a
+    row for each (none: 3)."""
 
     @model_serializer(mode="wrap")
     def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
