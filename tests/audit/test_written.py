@@ -131,3 +131,20 @@ def test_an_audit_attacks_written_text_as_sent_and_unchecked(
     for length in (8, 12, 16):  # those that the check lets through have no run of eight
         assert shares["sequences", f"a run of {length} tokens"]["sent"] == 0.0
     assert shares["sequences", "a run of 8 tokens"]["unchecked"] > 0.0
+
+
+@pytest.mark.slow
+def test_with_privacy_the_audit_finds_what_the_model_wrote_first(
+    config_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """No check stands between the private model and the text: it depends on the private text."""
+    section = '[privacy]\nepsilon = 4.0\nunit = "window"\nbatch = 8\n'
+    text = writing(config_file.read_text(), section).replace("rounds = 2", "rounds = 1")
+    config_file.write_text(
+        text.replace("contexts = 1600\n\n[student]", "contexts = 1600\nprivate_run = 2\n\n[student]")
+    )
+    assert main(["audit", str(config_file), "--canaries", "20", "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"]
+    copies = json.loads((tmp_path / "out/copies.json").read_text())
+    assert [row["sent"] for row in copies] == [row["unchecked"] for row in copies]
+    assert copies[0]["count"] > 0

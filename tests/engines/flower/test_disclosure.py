@@ -16,7 +16,7 @@ from fpld.data import ProbeSet
 from fpld.engines.flower.messages import FRAME, read_field
 from fpld.engines.flower.simulation import simulated_terms
 from fpld.engines.flower.site.config import NodeFile, Terms
-from fpld.engines.flower.site.disclosure import check_may_send, with_site_check
+from fpld.engines.flower.site.disclosure import WrittenCounts, check_may_send, with_site_check
 from fpld.engines.flower.site.errors import DisclosureError, public_reason
 from fpld.errors import InputError
 from fpld.node.spec import NodeSpec, make_node_spec
@@ -124,6 +124,15 @@ def test_with_privacy_text_follows_from_the_private_model_and_public_tokens_alon
     texts = [unchecked.ravel(), rng.integers(32, size=500).astype(np.int32)]
     assert payload(private, texts[0]) == payload(private, texts[1])
     assert payload(spec, texts[0]) != payload(spec, texts[1]) == payload(private, texts[1])
+
+
+def test_counts_say_whether_text_was_checked() -> None:
+    checked = WrittenCounts(20, 26, 6, 1, 8, 400)
+    assert (
+        "26 were written, 6 had a run of 8 private tokens and were written anew, 1 became public" in checked.describe()
+    )
+    unchecked = replace(checked, private_run=None)
+    assert "not compared with the private text" in unchecked.describe()
 
 
 @pytest.mark.slow
