@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.codecs.base import MAX_LOGIT
 from fpld.codecs.prior import block_ranges, coarse_grid
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.errors import InputError, QuorumError
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 15  # coordinates that are worked on at a time: what is computed from them stays in the cache
 
-_TRIED_SEQUENCES = 16  # of the probe set: a rebuilt model must predict finite numbers on them
+_TRIED_SEQUENCES = 16  # of the probe set: the logits of a rebuilt model are checked on them
 _MAX_MEASURED = 1 << 24  # coordinates of a target on which a student is measured
 
 NOISE_NATS = 0.02
@@ -166,7 +167,7 @@ def distill_from_updates(
     state
         The student that the updates are of.
     quorum
-        How many models must predict finite numbers.
+        How many models must predict logits of at most `MAX_LOGIT`, as decoded labels are.
     bits
         Of the student's weights, as in `distill`.
 
@@ -184,9 +185,9 @@ def distill_from_updates(
         if _predicts(student, model, probe):
             models[plan.node] = model
         else:
-            refused[plan.node] = "the model of this update predicts no finite numbers"
+            refused[plan.node] = f"the model of this update must predict logits of at most {MAX_LOGIT:g}"
     if len(models) < quorum:
-        raise QuorumError(f"{len(models)} updates give models that predict finite numbers, the quorum is {quorum}")
+        raise QuorumError(f"{len(models)} updates give models that predict sound logits, the quorum is {quorum}")
     with followed_by("distilling"):
         sequences, shares = _write_lesson(student, models, probe, writing)
     student.load_state(average(list(models.values())))
@@ -202,13 +203,14 @@ def distill_from_updates(
 
 
 def _predicts(student: Student, model: Arrays, probe: Tokens) -> bool:
-    """Return whether a model's weights give finite logits; the student takes them."""
+    """Return whether a model's weights give logits such as labels may have; the student takes them."""
     try:
         student.load_state(model)
     except InputError:
         return False
     with np.errstate(all="ignore"):
-        return bool(np.isfinite(student.logits(probe[:_TRIED_SEQUENCES])).all())
+        logits = student.logits(probe[:_TRIED_SEQUENCES])
+        return bool((np.abs(logits) <= MAX_LOGIT).all())  # NaN is not
 
 
 def _write_lesson(
@@ -217,7 +219,7 @@ def _write_lesson(
     """Return the probe set and what each model writes [S, T], and the share of each model in the targets [S, K]."""
     sequences = [probe]
     shares = [np.full((len(probe), len(models)), 1 / len(models))]
-    for place, (node, model) in enumerate(models.items()):
+    for place, (node, model) in enumerate(models.items() if writing.sequences else ()):
         seed = derive_seed(writing.seed, node)
         first = np.random.default_rng(seed).choice(probe.ravel(), writing.sequences)
         student.load_state(model)
