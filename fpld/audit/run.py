@@ -154,6 +154,8 @@ def draw_canaries(store: RunFolder, probe: ProbeSet, plan: AuditPlan, seed: int)
 def _check_auditable(config: Config) -> None:
     if config.probe.fresh:
         raise InputError("probe.fresh must be false for an audit: canaries have their contexts in one probe set")
+    if config.update_bits is not None:
+        raise InputError("send.updates must be left out for an audit: its attacks are on labels and written text")
     if config.codec.against != "nothing":
         raise InputError("codec.against must be 'nothing' for an audit")
 

@@ -123,6 +123,7 @@ def test_what_cannot_be_audited_is_refused(
     text = private(config_file.read_text())
     for changes, options, message in (
         (("length = 16\n", "length = 16\nfresh = true\n"), [], "probe.fresh must be false"),
+        (('[codec]\nname = "float32"\n', "[send]\nupdates = 2.0\n"), [], "send.updates must be left out"),
         (("", ""), ["--node", "west"], "--node must be one of north, east, south, got 'west'"),
         (("", ""), ["--canaries", "2"], "--canaries must be"),
         (("", ""), ["--epsilon", "0"], "--epsilon must be greater than 0, got 0"),

@@ -142,13 +142,13 @@ class Deployment:
             (folder / "keys" / public.name).write_bytes(public.read_bytes())
             self.node_files.append(home / "node.toml")
 
-    def allow_text(self, *names: str, more: str = "") -> None:
-        """Let text that they write leave these sites, all without names; `more` goes into their files besides."""
+    def allow(self, may_send: list[str], *names: str, more: str = "") -> None:
+        """Say what may leave these sites, all without names; `more` goes into their files besides."""
         for file in self.node_files:
             if not names or file.parent.name in names:
                 text = file.read_text()
                 assert text.count('may_send = ["labels"]') == 1
-                file.write_text(text.replace('may_send = ["labels"]', f'may_send = ["labels", "text"]\n{more}'))
+                file.write_text(text.replace('may_send = ["labels"]', f"may_send = {json.dumps(may_send)}\n{more}"))
 
     @property
     def config(self) -> Config:

@@ -46,6 +46,11 @@ VARIANTS = {
         ("rounds = 3", "rounds = 2"),
     ],
     "written text": [*WRITTEN, ("rounds = 3", "rounds = 2")],
+    "updates, rebuilt models write": [
+        ("[baselines]", "[send]\nupdates = 2.0\n\n[written]\ncontexts = 160\n\n[baselines]"),
+        ("order = 2\nbuckets = 256", "order = 1\nbuckets = 64"),
+        ("rounds = 3", "rounds = 2"),
+    ],
 }
 
 
@@ -54,7 +59,7 @@ VARIANTS = {
 )
 def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path: Path) -> None:
     deployment = Deployment(tmp_path, VARIANTS[variant])
-    deployment.allow_text()
+    deployment.allow(["labels", "text", "updates"])
     own = variant == "logits and own models"
     local = run_local(deployment.config, deployment.text, tmp_path / "local", resume=False)
     # A deployment draws its key at random: here it is the one of the local run, since dither depends on it.
@@ -104,7 +109,7 @@ def test_nodes_that_are_killed_while_they_write_send_what_they_would_have_sent(
 ) -> None:
     """Every node's work is killed once, with its text written and not yet sent."""
     deployment = Deployment(tmp_path, [*WRITTEN, ("rounds = 3", "rounds = 1")])
-    deployment.allow_text()
+    deployment.allow(["labels", "text"])
     run_local(deployment.config, deployment.text, tmp_path / "local", resume=False)
     fixed = {"session": "ab" * 32, "key": derive_key(deployment.config.run.seed).hex()}
     RunFolder(tmp_path / "flower").write_json("session.json", fixed)

@@ -140,8 +140,8 @@ def test_sites_write_only_where_text_may_leave_and_say_what_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployment = Deployment(tmp_path, [*WRITTEN, QUORUM])
-    deployment.allow_text("north", more="private_run = 3")
-    deployment.allow_text("south")
+    deployment.allow(["labels", "text"], "north", more="private_run = 3")
+    deployment.allow(["labels", "text"], "south")
     frames: dict[tuple[str, int], bytes] = {}
 
     def keep(file: Path, reply: Message) -> Message:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fpld.engines.flower.site.errors import DisclosureError
+from fpld.protocol.updates import UPDATES
 from fpld.protocol.wire import payload_of
 from fpld.protocol.written import HEADER
 from fpld.storage.files import read_utf8
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Disclosure = Literal["labels", "text", "updates"]
 DISCLOSURES: tuple[Disclosure, ...] = get_args(Disclosure)
-UPDATES_CODEC = "updates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class WrittenCounts:
 
 def requested_disclosures(task: Task) -> set[Disclosure]:
     """Return what the answer to a task would disclose."""
-    requested: set[Disclosure] = {"updates" if task.codec == UPDATES_CODEC else "labels"}
+    requested: set[Disclosure] = {"updates" if task.codec == UPDATES else "labels"}
     if task.plan.written:
         requested.add("text")
     return requested
