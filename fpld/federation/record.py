@@ -7,8 +7,8 @@ a person reads.
 `Traffic` counts the bytes of a round's messages by node and kind, in both directions. Down: `weights` (the student's,
 packed), `prior` (notes on its prediction, or blocks of it), `tables` (of a codec that learns), `labels` (combined
 logits, where they are broadcast), `files` (probe set, tokenizer, base model: once). Up: `labels` (the payload of a
-frame) and `answers` (held-out losses). Both: `overhead` (what `fpld` adds: headers, orders, checksums) and `transport`
-(what the engine's own records add to a message; connections are not in it).
+frame, updates included) and `answers` (held-out losses). Both: `overhead` (what `fpld` adds: headers, orders,
+checksums) and `transport` (what the engine's own records add to a message; connections are not in it).
 """
 
 from __future__ import annotations

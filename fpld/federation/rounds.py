@@ -12,7 +12,8 @@ round (`RoundRecord`); no result depends on it.
 
 `open_round` predicts the probe set with the student, if the codec codes against a prior, lets the budget decide how
 many bits each node may send, and returns a task for each node. `close_round` decodes and combines the frames that were
-accepted and distils the student to the target. Both are the same whatever the engine.
+accepted and distils the student to the target. Where nodes send updates of their weights (`[send] updates`), there is
+no prior, and the student is distilled from the models that they stand for. Both are the same whatever the engine.
 
 `Federation` owns the sequence: it opens a round, hands the tasks to the engine, takes frames and bytes as they come,
 closes the round, and commits it. An engine whose nodes evaluate a student with the task that brings it has no losses
@@ -163,7 +164,12 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: C
     arguments = distillation_arguments(setup, state, lesson)
     student, divergence = setup.pool.submit(run_labelled, label, workers.distill, *arguments).result()
     record = _label_record(aggregator, combined, divergence)
-    record = dataclasses.replace(record, refused=[*record.refused, *refused])
+    written = None
+    if setup.settings.written:
+        unread = {incident.node for incident in refused}
+        names = setup.settings.names
+        written = [0 if names[node] in unread else _contexts_of(aggregator, node) for node in range(len(names))]
+    record = dataclasses.replace(record, refused=[*record.refused, *refused], written=written)
     target = None
     if setup.config.combine.broadcast == "logits":
         prior = aggregator.prior
@@ -329,7 +335,6 @@ def _record(aggregator: Aggregator, used: Sequence[int]) -> RoundRecord:
             if receipt.verdict == "refused"
         ],
         heldout_by_node=[None for _ in nodes],
-        written=[_contexts_of(aggregator, node) for node in nodes] if settings.written else None,
     )
 
 

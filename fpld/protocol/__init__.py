@@ -48,6 +48,10 @@ What is hostile. Either end may be; the network between them may alter, repeat, 
 What a caller of this package does wrong is an `InputError` or a `ProtocolError`; what a peer does wrong is a
 `FrameError`, which the aggregator turns into a `Receipt` with the reason.
 
+Updates. Where weights may leave, a task has the codec "updates": the node answers with what training has changed in the
+student's weights, in a few bits each, and the aggregator rebuilds its model (`updates`). Frames, budgets, states and
+checks are the same.
+
 The paper's variants are assemblies of the same pieces. Algorithm 1 is the mean of frames coded against nothing at equal
 bits. Heterogeneous budgets give the allocator caps and weights. Algorithm 2 adds a warm-up and an estimator. Sequential
 refinement codes against the node's own reconstruction.

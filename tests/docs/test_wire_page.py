@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from fpld import encode_frame
-from fpld.codecs import dither, make_prior, prior, rangecoder, text
+from fpld.codecs import dither, make_prior, prior, rangecoder, text, updates
 from fpld.codecs.predictive import companding, tokens
 from fpld.codecs.predictive import decoder as predictive_decoder
 from fpld.codecs.predictive import header as predictive
 from fpld.codecs.samples import steps, symbol_model
 from fpld.codecs.uniform import layout as uniform
 from fpld.protocol import shared_prior, weights, wire, written
+from fpld.protocol.updates import UPDATES_CODE
 from fpld.registry import codecs
 from tests.helpers import make_plan
 
@@ -64,6 +65,13 @@ def test_the_layout_of_a_frame() -> None:
     assert f"| 4 | 2 | version, {wire.VERSION} |" in PAGE
     named = ", ".join(f"{codecs.get(name).code} = {name}" for name in sorted(codecs.names(), key=_code))
     assert f"codec: {named}; from 32768 up: yours" in PAGE
+
+
+def test_the_layout_of_an_update() -> None:
+    assert layout("Payload with an update") == places(*fields(updates.HEADER))
+    assert f"magic, `{updates.MAGIC.decode()}`" in section("Payload with an update")
+    assert f"Number {UPDATES_CODE} is that of a payload with an update" in section("Frame")
+    assert UPDATES_CODE not in {_code(name) for name in codecs.names()}
 
 
 def _code(name: str) -> int:
