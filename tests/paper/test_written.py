@@ -32,13 +32,13 @@ class World(NamedTuple):
     @property
     def everywhere(self) -> np.ndarray:
         """Return P* [X]."""
-        return self.private.mean(axis=0)
+        return np.asarray(self.private.mean(axis=0))
 
     @property
     def truth(self) -> np.ndarray:
         """Return the conditional of P* [X, V]: the nodes' own, weighted by how likely the context is theirs."""
         joint = (self.private[:, :, None] * self.conditionals).mean(axis=0)
-        return joint / self.everywhere[:, None]
+        return np.asarray(joint / self.everywhere[:, None])
 
     @property
     def rho(self) -> float:
