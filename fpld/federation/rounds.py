@@ -25,12 +25,12 @@ one goes on, with the same bits. Callbacks (`fpld.federation.callbacks`) look on
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.codecs.base import MAX_LOGIT
 from fpld.errors import FrameError, ProtocolError, QuorumError
 from fpld.federation import workers
 from fpld.federation.callbacks import Callbacks, default_callbacks
@@ -181,39 +181,66 @@ def close_round(setup: Setup, state: State, aggregator: Aggregator, callbacks: C
 def learn_from_updates(
     setup: Setup, state: State, aggregator: Aggregator, callbacks: Callback
 ) -> tuple[State, RoundRecord]:
-    """Rebuild the nodes' models from the updates that were collected, and distil the student from them."""
+    """Rebuild the nodes' models from the updates that were collected, let them write, and distil the student.
+
+    Raises
+    ------
+    QuorumError
+        If fewer models than the quorum can be used.
+    """
     config = setup.config
-    updates = [
-        workers.NodeUpdate(aggregator.plan(node), bytes(payload)) for node, payload in aggregator.updates().items()
-    ]
-    probe = setup.probe(aggregator.round).sequences
+    round = aggregator.round
+    names = setup.settings.names
+    payloads = aggregator.updates()
+    updates = {node: workers.NodeUpdate(aggregator.plan(node), bytes(payload)) for node, payload in payloads.items()}
+    probe = setup.probe(round).sequences
     writing = workers.Writing(
         config.contexts_by_model // probe.shape[1],
         1.0 if config.written is None else config.written.temperature,
-        derive_seed(config.run.seed, "rebuilt", aggregator.round),
+        derive_seed(config.run.seed, "rebuilt", round),
     )
-    callbacks.phase(aggregator.round, "distilling")
+    callbacks.phase(round, "combining")
+    jobs = {
+        node: setup.pool.submit(
+            run_labelled,
+            ProgressLabel(setup.method, round, names[node]),
+            workers.write_rebuilt,
+            setup.base,
+            state.student,
+            update,
+            probe,
+            writing,
+        )
+        for node, update in updates.items()
+    }
+    texts = {node: text for node, job in jobs.items() if (text := job.result()) is not None}
+    reason = f"the model of its update must predict logits of at most {MAX_LOGIT:g}"
+    refused = [Incident(names[node], "refused", reason) for node in updates if node not in texts]
+    for incident in refused:
+        log.warning("round %d: %s", round, incident)
+    if len(texts) < setup.settings.quorum:
+        raise QuorumError(
+            f"round {round}: {len(texts)} updates can be used, the quorum is {setup.settings.quorum}; "
+            + "; ".join(map(str, refused))
+        )
+    callbacks.phase(round, "distilling")
     options, public = distillation_options(setup, state)
-    learnt = setup.pool.submit(
+    student, divergence = setup.pool.submit(
         run_labelled,
-        ProgressLabel(setup.method, aggregator.round, "student"),
-        functools.partial(workers.distill_from_updates, quorum=setup.settings.quorum, bits=config.combine.weight_bits),
+        ProgressLabel(setup.method, round, "student"),
+        workers.distill_from_updates,
         setup.base,
         state.student,
-        updates,
+        [updates[node] for node in texts],
         probe,
-        writing,
+        list(texts.values()),
         options,
         public,
+        config.combine.weight_bits,
     ).result()
-    names = setup.settings.names
-    refused = [Incident(names[node], "refused", reason) for node, reason in learnt.refused.items()]
-    for incident in refused:
-        log.warning("round %d: %s", aggregator.round, incident)
-    used = [update.plan.node for update in updates if update.plan.node not in learnt.refused]
-    record = _record(aggregator, used)
-    record = dataclasses.replace(record, gain=-learnt.distance, refused=[*record.refused, *refused])
-    return State(learnt.student, aggregator.end()), record
+    record = _record(aggregator, list(texts))
+    record = dataclasses.replace(record, gain=-divergence, refused=[*record.refused, *refused])
+    return State(student, aggregator.end()), record
 
 
 class Lesson(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from fpld.codecs.base import MAX_LOGIT
 from fpld.codecs.prior import block_ranges, coarse_grid
 from fpld.codecs.samples.codec import SAMPLES
-from fpld.errors import InputError, QuorumError
+from fpld.errors import InputError
 from fpld.node.prior_cache import Predictions, read_rounded_prior
 from fpld.node.round import answer_task
 from fpld.node.spec import base_file
@@ -30,7 +30,7 @@ from fpld.students.generate import write_sequences
 from fpld.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
@@ -137,12 +137,27 @@ class Writing(NamedTuple):
     seed: int
 
 
-class UpdatesLearnt(NamedTuple):
-    """The student after a round of updates, how far it is from its target, and nodes whose models were refused."""
+def write_rebuilt(base: Path, state: Arrays, update: NodeUpdate, probe: Tokens, writing: Writing) -> Tokens | None:
+    """Rebuild a node's model from its update of the student `state`, and let it write sequences [n, T].
 
-    student: Arrays
-    distance: float
-    refused: dict[int, str]
+    Each begins with a token of the probe set [S, T]. None stands for a model whose logits on the probe set are not
+    such as labels may have, of at most `MAX_LOGIT`.
+    """
+    model = open_student(base, state)
+    try:
+        model.load_state(rebuild_weights(update.payload, state, update.plan))
+    except InputError:  # weights that are not finite
+        return None
+    with np.errstate(all="ignore"):
+        logits = model.logits(probe[:_TRIED_SEQUENCES])
+    if not (np.abs(logits) <= MAX_LOGIT).all():  # NaN is not
+        return None
+    if not writing.sequences:
+        return probe[:0]
+    seed = derive_seed(writing.seed, update.plan.node)
+    first = np.random.default_rng(seed).choice(probe.ravel(), writing.sequences)
+    with followed_by("distilling"):
+        return write_sequences(model, first, probe.shape[1], seed=seed, temperature=writing.temperature)
 
 
 def distill_from_updates(
@@ -150,83 +165,30 @@ def distill_from_updates(
     state: Arrays,
     updates: Sequence[NodeUpdate],
     probe: Tokens,
-    writing: Writing,
+    written: Sequence[Tokens],
     options: dict[str, Any],
     public: Path | None,
-    *,
-    quorum: int = 1,
     bits: int = 32,
-) -> UpdatesLearnt:
-    """Rebuild the nodes' models from their updates, and distil the student from them.
+) -> tuple[Arrays, float]:
+    """Distil the student from the models that updates of it stand for; return its weights and `mixture_divergence`.
 
-    The student starts at the average of the models. Each model writes sequences after first tokens of the probe set,
-    and is the teacher of what it has written; on the probe set [S, T] the teacher is the mixture of all.
-
-    Parameters
-    ----------
-    state
-        The student that the updates are of.
-    quorum
-        How many models must predict logits of at most `MAX_LOGIT`, as decoded labels are.
-    bits
-        Of the student's weights, as in `distill`.
-
-    Returns
-    -------
-    UpdatesLearnt
-        With the distance of `mixture_divergence`, less than 0 for a student that has learnt.
+    It starts at the average of the models. Each is the only teacher of the sequences that it has `written`; on the
+    probe set [S, T] the teacher is the mixture of all. `bits` are as in `distill`, and so is a student that has learnt
+    nothing.
     """
-    student = open_student(base, state)
-    reference = student.copy()
-    models: dict[int, Arrays] = {}
-    refused: dict[int, str] = {}
-    for plan, payload in updates:
-        model = rebuild_weights(payload, state, plan)
-        if _predicts(student, model, probe):
-            models[plan.node] = model
-        else:
-            refused[plan.node] = f"the model of this update must predict logits of at most {MAX_LOGIT:g}"
-    if len(models) < quorum:
-        raise QuorumError(f"{len(models)} updates give models that predict sound logits, the quorum is {quorum}")
-    with followed_by("distilling"):
-        sequences, shares = _write_lesson(student, models, probe, writing)
-    student.load_state(average(list(models.values())))
-    states = list(models.values())
+    models = [rebuild_weights(update.payload, state, update.plan) for update in updates]
+    sequences = np.concatenate([probe, *written])
+    own = [np.tile(row, (len(text), 1)) for row, text in zip(np.eye(len(models)), written, strict=True)]
+    shares = np.concatenate([np.full((len(probe), len(models)), 1 / len(models)), *own])
+    student = open_student(base, average(models))
     text = None if public is None else read_arrays(public)[0]["tokens"]
     with followed_by("measuring its distance to the nodes' models"):
-        student.distill_from_models(sequences, states, shares, public=text, **options)
+        student.distill_from_models(sequences, models, shares, public=text, **options)
     if bits < 32:
         student.load_state(round_weights(student.state(), bits))
     with followed_by("evaluating the student"):
-        distance = mixture_divergence(student, reference, states, sequences, shares)
-    return UpdatesLearnt(*_kept_if_better(student, state, distance), refused)
-
-
-def _predicts(student: Student, model: Arrays, probe: Tokens) -> bool:
-    """Return whether a model's weights give logits such as labels may have; the student takes them."""
-    try:
-        student.load_state(model)
-    except InputError:
-        return False
-    with np.errstate(all="ignore"):
-        logits = student.logits(probe[:_TRIED_SEQUENCES])
-        return bool((np.abs(logits) <= MAX_LOGIT).all())  # NaN is not
-
-
-def _write_lesson(
-    student: Student, models: Mapping[int, Arrays], probe: Tokens, writing: Writing
-) -> tuple[Tokens, Floats]:
-    """Return the probe set and what each model writes [S, T], and the share of each model in the targets [S, K]."""
-    sequences = [probe]
-    shares = [np.full((len(probe), len(models)), 1 / len(models))]
-    for place, (node, model) in enumerate(models.items() if writing.sequences else ()):
-        seed = derive_seed(writing.seed, node)
-        first = np.random.default_rng(seed).choice(probe.ravel(), writing.sequences)
-        student.load_state(model)
-        written = write_sequences(student, first, probe.shape[1], seed=seed, temperature=writing.temperature)
-        sequences.append(written)
-        shares.append(np.tile(np.eye(len(models))[place], (len(written), 1)))
-    return np.concatenate(sequences).astype(np.int32), np.concatenate(shares)
+        distance = mixture_divergence(student, open_student(base, state), models, sequences, shares)
+    return _kept_if_better(student, state, distance)
 
 
 def mixture_divergence(

@@ -18,12 +18,11 @@ from fpld.federation import workers
 from fpld.federation.preflight import run_preflight
 from fpld.federation.state import student_weights, update_budget
 from fpld.protocol import Node
-from fpld.protocol.updates import UPDATES_CODE, encode_weights, payload_bits
+from fpld.protocol.updates import UPDATES_CODE, payload_bits
 from fpld.protocol.wire import OVERHEAD_BYTES, encode_frame
 from fpld.storage.arrays import previous_file
 from fpld.storage.run_folder import NODE_STATE, RunFolder
-from fpld.students import NGram, NGramConfig
-from fpld.types import Plan
+from fpld.students import NGram
 from tests.federation.conftest import CONFIG, write_texts
 
 if TYPE_CHECKING:
@@ -182,29 +181,28 @@ def test_hostile_updates_are_refused_and_the_reason_is_in_the_record(
 
 
 @pytest.mark.parametrize("quorum", [2, 3])
-def test_models_that_predict_no_sound_logits_are_refused(tmp_path: Path, quorum: int) -> None:
-    """A sound frame may stand for any weights, such as those whose logits no label could have."""
-    student = NGram(NGramConfig(vocab=8), seed=0)
-    base = tmp_path / "base.safetensors"
-    student.save(base)
-    state = student.state()
-    probe = np.random.default_rng(0).integers(8, size=(6, 4)).astype(np.int32)
-    writing = workers.Writing(2, 1.0, 5)
-    count = sum(array.size for array in state.values())
-    updates = []
-    change = {name: np.random.default_rng(1).normal(size=array.shape) for name, array in state.items()}
-    for node, size in enumerate((1.0, 1e32, 1.1)):
-        plan = Plan(bytes(16), 1, node, bytes(32), count, 8, payload_bits(count, 8))
-        trained = {name: (array + size * change[name]).astype(np.float32) for name, array in state.items()}
-        updates.append(workers.NodeUpdate(plan, encode_weights(trained, state, plan)))
-    arguments = (base, state, updates, probe, writing, {"steps": 3, "seed": 0, "rate": 1e-3}, None)
+def test_models_that_predict_no_sound_logits_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quorum: int
+) -> None:
+    """A sound frame may stand for any weights, such as those of east, whose logits no label could have."""
+    answer = Node.answer_update
+
+    def altered(self: Node, task: Task, trained: Any, *, key: bytes = b"") -> tuple[Node, bytes]:
+        factor = np.float32(1e30 if task.plan.node == 1 else 1)
+        return answer(self, task, {name: array * factor for name, array in trained.items()}, key=key)
+
+    monkeypatch.setattr(Node, "answer_update", altered)
+    file = configured(tmp_path, rounds=1)
+    file.write_text(file.read_text().replace("[run]", f"[run]\nquorum = {quorum}"))
     if quorum == 3:
-        with pytest.raises(QuorumError, match="quorum is 3"):
-            workers.distill_from_updates(*arguments, quorum=3)
+        with pytest.raises(QuorumError, match="east: refused"):
+            run(file, tmp_path / "run")
         return
-    learnt = workers.distill_from_updates(*arguments, quorum=2)
-    assert list(learnt.refused) == [1]
-    assert all(np.isfinite(array).all() for array in learnt.student.values())
+    loss = run(file, tmp_path / "run")
+    (line,) = trace(tmp_path / "run")
+    assert line["nodes"] == ["north", "south"]
+    assert [(entry["node"], entry["state"]) for entry in line["refused"]] == [("east", "refused")]
+    assert loss["fpld"] < loss["base"]
 
 
 def test_a_student_that_diverges_is_not_broadcast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
