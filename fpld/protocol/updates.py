@@ -41,7 +41,7 @@ def payload_bits(count: int, bits: float) -> float:
     """Return the bits per weight of a plan whose budget is an update of `count` weights with `bits` each, to the byte.
 
     >>> payload_bits(1000, 2.0)
-    2.224
+    2.176
     """
     size = update_bytes(count, bits)
     rounded = 8 * size / count
