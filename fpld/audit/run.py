@@ -101,7 +101,6 @@ def run_audit(config: Config, text: str, out: Path, plan: AuditPlan) -> AuditRes
     A row for each kind of canary and each attack. Scores are summed over the rounds; written text is that of all.
     """
     _check_auditable(config)
-    config = _as_at_sites(config)
     store = RunFolder(out)
     seed = config.run.seed
     with store.lock(), make_pool(config.engine.workers) as pool:
@@ -158,14 +157,6 @@ def _check_auditable(config: Config) -> None:
         raise InputError("send.updates must be left out for an audit: its attacks are on labels and written text")
     if config.codec.against != "nothing":
         raise InputError("codec.against must be 'nothing' for an audit")
-
-
-def _as_at_sites(config: Config) -> Config:
-    """Return the configuration as sites apply it: with [privacy] they do not check what their models write."""
-    if config.written is None or config.privacy is None or not config.written.private_run:
-        return config
-    unchecked = config.written.model_copy(update={"private_run": config.probe.length + 1})
-    return config.model_copy(update={"written": unchecked})
 
 
 def _attack_round(federation: Federation, engine: LocalEngine, node: int, sets: Sequence[Canaries]) -> RoundAttack:

@@ -102,7 +102,10 @@ def make_node_spec(config: Config, index: int) -> NodeSpec:
         heldout_tokens=config.data.heldout_tokens,
         limit=config.data.limit,
         privacy=config.privacy,
-        written=config.written if config.update_bits is None else None,  # rebuilt models write in its place
+        # With updates, the models that the aggregator rebuilds write in the nodes' place.
+        written=written_in_force(config.written, config.privacy, config.probe.length)
+        if config.update_bits is None
+        else None,
         margin=config.probe.margin,
         files=NodeFiles(
             probe=PROBE,
@@ -112,6 +115,19 @@ def make_node_spec(config: Config, index: int) -> NodeSpec:
             public=PUBLIC if config.probe.fresh else None,
         ),
     )
+
+
+def written_in_force(
+    written: WrittenSection | None, privacy: PrivacySection | None, length: int
+) -> WrittenSection | None:
+    """Return the terms of written text, whose check against the private text is off with differential privacy.
+
+    There the text must follow from the private model and public tokens alone, and which sequences are written anew
+    depends on the private text. A run longer than a sequence of `length` tokens is in none.
+    """
+    if written is None or privacy is None or not written.private_run:
+        return written
+    return written.model_copy(update={"private_run": length + 1})
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,12 +189,14 @@ def write_reply(
                 part = WrittenText(sequences, notes, labels, capacity)
         sequences = sequences[: int(len(sequences) * min(max(share, 0.0), 0.9))]
     text = text if len(part.sequences) else b""
-    log.info(
-        "%d sequences written; %d had a run of %d tokens of the private text and were written anew, %d of them are "
-        "public text now",
-        writing.written,
-        writing.copied,
-        options.private_run,
-        writing.replaced,
-    )
+    if options.private_run > probe.shape[1]:
+        log.info("%d sequences written; none was compared with the private text", writing.written)
+    else:
+        log.info(
+            "%d sequences written; %d had a run of %d tokens of the private text, public text takes the place of %d",
+            writing.written,
+            writing.copied,
+            options.private_run,
+            writing.replaced,
+        )
     return encode_reply(public_labels, text, part), writing._replace(sequences=part.sequences)

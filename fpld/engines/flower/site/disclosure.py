@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from fpld.engines.flower.site.errors import DisclosureError
+from fpld.node.spec import written_in_force
 from fpld.protocol.updates import UPDATES
 from fpld.protocol.wire import payload_of
 from fpld.protocol.written import HEADER
@@ -81,15 +82,12 @@ def check_may_send(may_send: Sequence[Disclosure], task: Task) -> None:
 def with_site_check(spec: NodeSpec, private_run: int) -> NodeSpec:
     """Return a node's specification with the stricter limit on private runs: the smaller one; 0 writes nothing.
 
-    With differential privacy written text must follow from the private model and public tokens alone. Which sequences
-    are written anew depends on the private text, so there the check is off: a run longer than a sequence is in none.
+    With differential privacy there is no such check (`fpld.node.spec.written_in_force`).
     """
     if spec.written is None:
         return spec
-    strictest = min(spec.written.private_run, private_run)
-    if strictest and spec.privacy is not None:
-        strictest = spec.length + 1
-    return spec.model_copy(update={"written": spec.written.model_copy(update={"private_run": strictest})})
+    strictest = spec.written.model_copy(update={"private_run": min(spec.written.private_run, private_run)})
+    return spec.model_copy(update={"written": written_in_force(strictest, spec.privacy, spec.length)})
 
 
 def written_counts(spec: NodeSpec, folder: Path, round: int, frame: bytes) -> WrittenCounts:
