@@ -24,7 +24,8 @@ from fpld.types import Plan
 def test_the_run_and_the_planner_agree(name: str) -> None:
     vocab = 512
     config, _ = configuration.read_config(name)
-    budget = configured_budget(config, contexts=config.probe.contexts, vocab=vocab)
+    contexts = config.probe.contexts + config.written_contexts
+    budget = configured_budget(config, contexts=contexts, vocab=vocab)
     source = read_plan_source(name, vocab=vocab)
     inputs = source.inputs
     assert np.array_equal(budget.caps, inputs.caps())
