@@ -17,6 +17,8 @@ NAMES = {
     "pooled-all": "all text pooled, as many steps as all nodes",
     "fedavg": "FedAvg, float32",
     "fedavg-1bit": "FedAvg, one bit per weight",
+    "feddf": "FedDF, updates",
+    "updates": "fpld, updates",
     "flora": "FLoRA, float32",
     "ensemble": "mixture of the nodes' models (cannot be sent)",
     "fpld": "**fpld**",

@@ -52,7 +52,8 @@ def test_the_presets_of_the_documentation_are_there() -> None:
 def test_the_demonstration_may_send_less_than_a_twentieth_of_fedavgs_weights() -> None:
     """FedAvg in two rounds or more; in one round it sends half of that."""
     config, _ = configuration.read_config("demo")
-    labels = sum(node.context_bits or math.inf for node in config.nodes) * config.probe.contexts / 8
+    contexts = config.probe.contexts + config.written_contexts
+    labels = sum(node.context_bits or math.inf for node in config.nodes) * contexts / 8
     parameters = make_student(config.student, config.tokenizer.vocab, seed=0).config.parameters
     assert labels + len(config.nodes) * OVERHEAD_BYTES < 0.05 * 2 * 4 * parameters * len(config.nodes)
 
@@ -63,25 +64,35 @@ def comparable(name: str, *others: str) -> dict[str, Any]:
     del config["run"]["out"]
     for other in others:
         section, _, key = other.partition(".")
-        del config[section][key]
+        if key:
+            del config[section][key]
+        else:
+            del config[section]
     return config
 
 
+PUBLIC_LABELS = ("probe.contexts", "distill.steps", "baselines.methods", "written")
+"""In what a preset whose nodes label public text alone differs from the demonstration."""
+
+
 def test_uniform_is_the_demonstration_with_another_channel() -> None:
-    # Nodes label public text alone: a dense label for one node is no target.
-    other = ("codec.name", "probe.contexts", "distill.steps", "baselines.methods")
-    presets = [comparable(name, *other) for name in ("demo", "uniform")]
-    presets[0].pop("written")
-    presets[1].pop("written")
+    presets = [comparable(name, "codec.name", *PUBLIC_LABELS) for name in ("demo", "uniform")]
     for config in presets:
         for node in config["nodes"]:
             del node["bits"], node["context_bits"]
     assert presets[0] == presets[1]
 
 
-def test_rivals_is_the_demonstration_beside_more_rivals() -> None:
-    other = ("baselines.rounds", "baselines.fedavg_rate", "baselines.methods")
+def test_rivals_is_the_demonstration_with_labels_alone_beside_more_of_fedavg() -> None:
+    other = ("baselines.rounds", "baselines.fedavg_rate", *PUBLIC_LABELS)
     presets = [comparable(name, *other) for name in ("demo", "rivals")]
+    assert presets[0] == presets[1]
+    demo, rivals = (configuration.read_config(name)[0] for name in ("demo", "rivals"))
+    assert demo.probe.contexts + demo.written_contexts == rivals.probe.contexts
+
+
+def test_policies_is_the_demonstration_beside_others() -> None:
+    presets = [comparable(name, "baselines") for name in ("demo", "policies")]
     assert presets[0] == presets[1]
 
 
