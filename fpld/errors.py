@@ -34,6 +34,10 @@ class BudgetError(InputError):
     """A bit budget that cannot be met or that a codec cannot work with."""
 
 
+class DisclosureError(BudgetError):
+    """A task asks for what may not leave a site. The message has no other words than of `may_send`: it may leave."""
+
+
 class SizeError(InputError):
     """A message that would be larger than the network's engine carries: nothing was sent."""
 

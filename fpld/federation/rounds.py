@@ -194,7 +194,7 @@ def learn_from_updates(
     payloads = aggregator.updates()
     updates = {node: workers.NodeUpdate(aggregator.plan(node), bytes(payload)) for node, payload in payloads.items()}
     probe = setup.probe(round).sequences
-    writing = workers.Writing(
+    writing = workers.WritingOptions(
         config.contexts_by_model // probe.shape[1],
         1.0 if config.written is None else config.written.temperature,
         derive_seed(config.run.seed, "rebuilt", round),

@@ -129,7 +129,7 @@ class NodeUpdate(NamedTuple):
     payload: bytes
 
 
-class Writing(NamedTuple):
+class WritingOptions(NamedTuple):
     """How a rebuilt model writes: so many sequences, at a temperature, with draws by a seed for each model."""
 
     sequences: int
@@ -137,7 +137,9 @@ class Writing(NamedTuple):
     seed: int
 
 
-def write_rebuilt(base: Path, state: Arrays, update: NodeUpdate, probe: Tokens, writing: Writing) -> Tokens | None:
+def write_rebuilt(
+    base: Path, state: Arrays, update: NodeUpdate, probe: Tokens, writing: WritingOptions
+) -> Tokens | None:
     """Rebuild a node's model from its update of the student `state`, and let it write sequences [n, T].
 
     Each begins with a token of the probe set [S, T]. None stands for a model whose logits on the probe set are not
@@ -178,8 +180,8 @@ def distill_from_updates(
     """
     models = [rebuild_weights(update.payload, state, update.plan) for update in updates]
     sequences = np.concatenate([probe, *written])
-    own = [np.tile(row, (len(text), 1)) for row, text in zip(np.eye(len(models)), written, strict=True)]
-    shares = np.concatenate([np.full((len(probe), len(models)), 1 / len(models)), *own])
+    authors = [np.tile(row, (len(text), 1)) for row, text in zip(np.eye(len(models)), written, strict=True)]
+    shares = np.concatenate([np.full((len(probe), len(models)), 1 / len(models)), *authors])
     student = open_student(base, average(models))
     text = None if public is None else read_arrays(public)[0]["tokens"]
     with followed_by("measuring its distance to the nodes' models"):

@@ -112,7 +112,7 @@ class _ReadOut(torch.autograd.Function):
         return gradient * scale, None if weight_gradient is None else weight_gradient * scale, None
 
 
-class Lesson(NamedTuple):
+class TeacherTarget(NamedTuple):
     """The target [B, T, V] of a minibatch, and the constant of its loss: a mean over contexts."""
 
     t: Tensor
@@ -122,8 +122,8 @@ class Lesson(NamedTuple):
 class Teacher(Protocol):
     """What a student learns from."""
 
-    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
-        """Yield the lessons of minibatches in order, some at a time; a minibatch is numbers of sequences [B]."""
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[TeacherTarget]]:
+        """Yield the targets of minibatches in order, some at a time; a minibatch is numbers of sequences [B]."""
         ...
 
 
@@ -139,12 +139,12 @@ class DenseTeacher:
         self._scale = np.full(shape, np.nan, np.float32)  # log of the sum of exponentials
         self._entropy = np.empty(shape, np.float32)
 
-    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
-        """Yield the lessons of minibatches one by one."""
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[TeacherTarget]]:
+        """Yield the targets of minibatches one by one."""
         return ([self.take(rows)] for rows in minibatches)
 
     @torch.no_grad()
-    def take(self, rows: np.ndarray) -> Lesson:
+    def take(self, rows: np.ndarray) -> TeacherTarget:
         """Return the probabilities of some sequences, and their mean entropy over contexts."""
         logits = torch.from_numpy(self._logits[rows]).to(self._device)
         new = np.isnan(self._scale[rows]).any()
@@ -154,7 +154,7 @@ class DenseTeacher:
         p = log_p.exp()
         if new:
             self._entropy[rows] = -(p * log_p).sum(dim=-1).cpu().numpy()
-        return Lesson(p, float(self._entropy[rows].mean()))
+        return TeacherTarget(p, float(self._entropy[rows].mean()))
 
 
 class RelativeTeacher:
@@ -169,12 +169,12 @@ class RelativeTeacher:
         self._device = device
         self._predictor: Any = reference.predictor(sequences)
 
-    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
-        """Yield the lessons of minibatches one by one."""
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[TeacherTarget]]:
+        """Yield the targets of minibatches one by one."""
         return ([self.take(rows)] for rows in minibatches)
 
     @torch.no_grad()
-    def take(self, rows: np.ndarray) -> Lesson:
+    def take(self, rows: np.ndarray) -> TeacherTarget:
         """Return t = pi + change of some sequences, and the mean cross entropy of the reference to it."""
         contexts = (rows[:, None] * self._length + np.arange(self._length)).ravel()
         t = self._logits(rows).view(len(contexts), -1)
@@ -189,7 +189,7 @@ class RelativeTeacher:
             some.index_put_((where[0], where[1]), self._here(changes[first:last]), accumulate=True)
             t[part.start : part.stop] = some
             total -= float((some * log_q).sum())
-        return Lesson(t.view(len(rows), self._length, -1), total / len(contexts))
+        return TeacherTarget(t.view(len(rows), self._length, -1), total / len(contexts))
 
     def _logits(self, rows: np.ndarray) -> Tensor:
         """Return the reference's logits, a tensor that may be changed in place."""
@@ -222,8 +222,8 @@ class ModelTeacher:
         self._sequences = sequences
         self._width = sequences.shape[1] * model.vocab  # coordinates of one sequence
 
-    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[Lesson]]:
-        """Yield the lessons of minibatches, as many at a time as their sequences have some 2^24 coordinates."""
+    def blocks(self, minibatches: Iterable[np.ndarray]) -> Iterator[Iterable[TeacherTarget]]:
+        """Yield the targets of minibatches, as many at a time as their sequences have some 2^24 coordinates."""
         size = max(1, _MIXTURE_VALUES // self._width)
         some: list[np.ndarray] = []
         distinct: set[int] = set()
@@ -238,11 +238,11 @@ class ModelTeacher:
         if some:
             yield self._block(some, np.array(sorted(distinct)))
 
-    def _block(self, minibatches: list[np.ndarray], distinct: np.ndarray) -> Iterator[Lesson]:
+    def _block(self, minibatches: list[np.ndarray], distinct: np.ndarray) -> Iterator[TeacherTarget]:
         """Return the lessons of minibatches that have these distinct sequences, in rising order."""
         t, entropy = self._mixture(distinct)
         places = (np.searchsorted(distinct, rows) for rows in minibatches)
-        return (Lesson(t[torch.from_numpy(some)], float(entropy[some].mean())) for some in places)
+        return (TeacherTarget(t[torch.from_numpy(some)], float(entropy[some].mean())) for some in places)
 
     @torch.no_grad()
     def _mixture(self, rows: np.ndarray) -> tuple[Tensor, np.ndarray]:

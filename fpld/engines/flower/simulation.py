@@ -15,8 +15,7 @@ from flwr.app import Context  # noqa: TC002 - Flower looks at the signature
 from fpld.engines.flower.client import client_app, site_of
 from fpld.engines.flower.launch.processes import FLOWER_ENVIRONMENT
 from fpld.engines.flower.server import server_app
-from fpld.engines.flower.site.config import Site, Terms
-from fpld.engines.flower.site.disclosure import DISCLOSURES
+from fpld.engines.flower.site.config import DISCLOSURES, Site, Terms
 from fpld.errors import FpldError, InputError, MissingExtraError
 from fpld.federation.prepare import node_documents
 from fpld.storage.run_folder import RESULT, STATUS, RunFolder

@@ -17,8 +17,8 @@ from fpld.engines.flower.messages import FRAME, read_field
 from fpld.engines.flower.simulation import simulated_terms
 from fpld.engines.flower.site.config import NodeFile, Terms
 from fpld.engines.flower.site.disclosure import WrittenCounts, check_may_send, with_site_check
-from fpld.engines.flower.site.errors import DisclosureError, public_reason
-from fpld.errors import InputError
+from fpld.engines.flower.site.errors import public_reason
+from fpld.errors import DisclosureError, InputError
 from fpld.node.spec import NodeSpec, make_node_spec
 from fpld.node.writing import PrivateRuns, write_checked, write_reply
 from fpld.protocol import Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,6 @@ from fpld import data
 from fpld.config import Count, Name, Section
 from fpld.config.config import Finding
 from fpld.engines.flower.credentials import AUTH_KEY, MAC_KEY, make_node_keys, parse_public_key, run_secret
-from fpld.engines.flower.site.disclosure import Disclosure  # noqa: TC001 - Pydantic looks at it
 from fpld.engines.flower.site.ledger import Ledger, spent_epsilon
 from fpld.errors import FpldError, InputError
 from fpld.storage.files import read_utf8, write_atomic
@@ -27,6 +26,9 @@ if TYPE_CHECKING:
 ADDRESS = r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$"
 HELDOUT_FRACTION = 0.15  # of the documents, in a check; a run has its own
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Disclosure = Literal["labels", "text", "updates"]
+DISCLOSURES: tuple[Disclosure, ...] = get_args(Disclosure)
+"""What may leave a site, from least to most (`fpld.engines.flower.site.disclosure`)."""
 _NODE_TOML = """\
 # A node of a federation. Start it with: fpld node {file}
 name = {name!r}

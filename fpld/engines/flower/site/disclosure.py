@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
-from fpld.engines.flower.site.errors import DisclosureError
+from fpld.errors import DisclosureError
 from fpld.node.spec import written_in_force
 from fpld.protocol.updates import UPDATES
 from fpld.protocol.wire import payload_of
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from fpld.engines.flower.site.config import Disclosure
     from fpld.node.spec import NodeSpec
     from fpld.protocol import Task
-
-Disclosure = Literal["labels", "text", "updates"]
-DISCLOSURES: tuple[Disclosure, ...] = get_args(Disclosure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +104,4 @@ def written_counts(spec: NodeSpec, folder: Path, round: int, frame: bytes) -> Wr
 
 
 def _listed(names: set[Disclosure]) -> str:
-    return ", ".join(name for name in DISCLOSURES if name in names)
+    return ", ".join(sorted(names))

@@ -10,6 +10,7 @@ from fpld.engines.flower.log import append_log
 from fpld.errors import (
     DISK_SPACE,
     BudgetError,
+    DisclosureError,
     FpldError,
     InputError,
     ProtocolError,
@@ -33,10 +34,6 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (FpldError, "site: the site cannot do this"),
     (Exception, "program: the site's program failed"),
 )
-
-
-class DisclosureError(BudgetError):
-    """A task asks for what may not leave the site. The message has no other words than of `may_send`: it may leave."""
 
 
 class SiteError(FpldError):
