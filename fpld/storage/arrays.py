@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors import SafetensorError, deserialize
 
-from fpld.errors import InputError
-from fpld.storage.files import keep_copy, write_atomic
+from fpld.errors import InputError, exhausted_resource
+from fpld.storage.files import keep_copy, storage_error, write_atomic
 
 if TYPE_CHECKING:
     from fpld.types import Arrays
@@ -70,6 +70,8 @@ def read_arrays(path: str | Path, *, sealed: bool = False) -> tuple[dict[str, np
     try:
         data = Path(path).read_bytes()
     except OSError as error:
+        if exhausted_resource(error) is not None:  # of this machine, and nothing is wrong with the file
+            raise storage_error(Path(path), error) from error
         raise InputError(f"{path}: must be a model file, but cannot be read: {error.strerror}") from error
     arrays, metadata = parse_arrays(data, str(path))
     digest = metadata.pop(_DIGEST, None)

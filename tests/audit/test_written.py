@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from fpld import config as configuration
 from fpld.audit.attacks import Canaries, text_canaries
 from fpld.audit.written import (
     MAX_ORDER,
@@ -20,6 +21,7 @@ from fpld.audit.written import (
     ngram_scores,
 )
 from fpld.cli import main
+from fpld.node.spec import node_specs
 from fpld.numerics import log_softmax
 from fpld.students import NGram, NGramConfig
 from tests.audit.test_audit import SMALL
@@ -133,18 +135,11 @@ def test_an_audit_attacks_written_text_as_sent_and_unchecked(
     assert shares["sequences", "a run of 8 tokens"]["unchecked"] > 0.0
 
 
-@pytest.mark.slow
-def test_with_privacy_the_audit_finds_what_the_model_wrote_first(
-    config_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """No check stands between the private model and the text: it depends on the private text."""
+def test_with_privacy_nothing_is_compared_with_the_private_text(config_file: Path) -> None:
+    """On one machine as at sites: which sequences are written anew would depend on the private text."""
     section = '[privacy]\nepsilon = 4.0\nunit = "window"\nbatch = 8\n'
-    text = writing(config_file.read_text(), section).replace("rounds = 2", "rounds = 1")
-    config_file.write_text(
-        text.replace("contexts = 1600\n\n[student]", "contexts = 1600\nprivate_run = 2\n\n[student]")
-    )
-    assert main(["audit", str(config_file), "--canaries", "20", "--out", str(tmp_path / "out"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rows"]
-    copies = json.loads((tmp_path / "out/copies.json").read_text())
-    assert [row["sent"] for row in copies] == [row["unchecked"] for row in copies]
-    assert copies[0]["count"] > 0
+    for text, longer in ((writing(config_file.read_text()), False), (writing(config_file.read_text(), section), True)):
+        config = configuration.parse_config(text, "test")
+        for spec in node_specs(config):
+            assert spec.written is not None
+            assert (spec.written.private_run > config.probe.length) == longer

@@ -134,7 +134,7 @@ def shrink(config: Config, folder: Path) -> Config:
     sections["engine"] = config.engine.model_copy(update={"workers": 0})
     sections["student"] = small(config.student)
     sections["nodes"] = [
-        node.model_copy(update={"student": small(node.student), "uplink": _scaled(node.uplink)})
+        node.model_copy(update={"student": small(node.student), "uplink": _scaled(node.uplink, config)})
         for node in config.nodes
     ]
     return config.model_copy(update=sections)
@@ -147,9 +147,11 @@ def small(student: StudentChoice | None) -> StudentChoice | None:
     return student.changed(**SMALL)
 
 
-def _scaled(uplink: float | None) -> float | None:
-    """Keep bits per context as they are in the preset, with 64 public and 64 written contexts for 92160 of both."""
-    return None if uplink is None else uplink * 128 / 92160
+def _scaled(uplink: float | None, config: Config) -> float | None:
+    """Keep bits per context as they are in the preset, with 64 public contexts, and 64 written ones if nodes write."""
+    if uplink is None:
+        return None
+    return uplink * (64 if config.written is None else 128) / (config.probe.contexts + config.written_contexts)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +15,8 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load, save
 
 from fpld import InputError
+from fpld.errors import StorageError
 from fpld.storage.arrays import MAX_HEADER_BYTES, dump_arrays, parse_arrays, read_arrays, write_arrays
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DTYPES = ["<f2", "<f4", "<f8", "<i2", "<i4", "<i8", "u1", "<u2"]
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
@@ -158,3 +158,14 @@ def test_written_and_read_again(tmp_path: Path) -> None:
     arrays, metadata = read_arrays(tmp_path / "a")
     assert metadata == METADATA
     assert all(np.array_equal(arrays[name], array) for name, array in ARRAYS.items())
+
+
+def test_a_machine_without_file_handles_is_not_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_arrays(tmp_path / "model.safetensors", {"a": np.zeros(3, np.float32)}, {})
+
+    def no_handles(_: Path) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "read_bytes", no_handles)
+    with pytest.raises(StorageError, match="file handles"):
+        read_arrays(tmp_path / "model.safetensors")
