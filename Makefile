@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 KERNELS := .venv/.kernels
+COMPAT_TESTS := $(addprefix tests/engines/flower/test_,patches.py app.py conformance.py admission.py deployment.py healing.py)
 # Tests start hundreds of processes: bytecode is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras fuzz clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras package compat fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -84,8 +85,25 @@ docs: setup ## the documentation site in site/, with warnings as errors
 extras: ## install each extra alone into an empty environment and try it (several minutes)
 	$(PYTHON) docs/try_extras.py
 
+package: setup ## build wheel and sdist into dist/, check them, install the wheel into an empty environment
+	$(BIN)/python docs/try_package.py
+
+# An environment for each version of Flower, with all else from .venv. Flower alone is installed: what a version asks for
+# besides may be newer than what the others need.
+compat: setup $(KERNELS) ## tests of deployments with Flower 1.41 and the newest (NEXT=flwr-nightly: with that one)
+	@set -e; for flower in $(or $(NEXT),'flwr==1.41.*' 'flwr<2'); do \
+	  folder=.compat/$$(printf %s "$$flower" | tr -dc 'a-z0-9.-'); \
+	  $(BIN)/python -m venv --clear --without-pip $$folder; \
+	  shared=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); \
+	  own=$$($$folder/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))"); \
+	  echo "import site; site.addsitedir('$$shared')" > $$own/shared.pth; \
+	  $(BIN)/python -m pip --python $$folder/bin/python install --quiet --no-deps --ignore-installed "$$flower"; \
+	  $$folder/bin/python -c "import flwr; print('== Flower', flwr.__version__)"; \
+	  $$folder/bin/python -m pytest -q -n 2 --dist worksteal $(COMPAT_TESTS); \
+	done
+
 fuzz: setup ## hostile input of every kind for MINUTES=30, with counts
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)
 
 clean: ## remove .venv, caches and outputs
-	rm -rf .venv out runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .compat out runs site dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

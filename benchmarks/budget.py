@@ -42,7 +42,7 @@ def draw_logits(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> 
     if kind == "constant":
         return np.full(shape, rng.normal())
     if kind == "huge":
-        return rng.choice([-3e4, 3e4], shape)
+        return rng.choice([-1.6e4, 1.6e4], shape)
     if kind == "one-hot":
         return np.eye(*shape) * 50.0
     if kind == "ties":

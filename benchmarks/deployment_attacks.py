@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.hostile_node import EVALUATE, HUGE, JOIN, TRAIN, environment
 from fpld.engines.flower.launch.processes import LaunchError
-from fpld.engines.flower.launch.runner import ControlClient
+from fpld.engines.flower.patches.runner import ControlClient
 from fpld.engines.flower.site.config import Invitation, init_node
 from tests.engines.flower.machines import Machines, rounds
 

@@ -26,7 +26,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supernode import fleet_http_connection
 
 from fpld.codecs import ArrayPrior
-from fpld.data.probe import round_probe
+from fpld.data.places import round_probe
 from fpld.engines.flower.credentials import SignedMessage, sign_message
 from fpld.engines.flower.messages import (
     FRAME,

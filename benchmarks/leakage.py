@@ -82,7 +82,7 @@ def measure(node: Node, codec: str, bits: float) -> list[Row]:
     before = open_student(base)
     sent = _sent(node, codec, bits)
     options = {"steps": config.distill.steps, "rate": config.distill.rate, "seed": derive_seed(0, codec, round(bits))}
-    state = distill_surrogate(base, before.state(), node.probe, node_target(sent, MIXTURE), options, None)
+    state = distill_surrogate(base, before.state(), node.probe.sequences, node_target(sent, MIXTURE), options, None)
     alone = open_student(base, state)
     rows = []
     for canaries in node.sets:

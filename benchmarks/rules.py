@@ -28,7 +28,7 @@ from fpld.config import NodeSection
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import prepare
 from fpld.node.spec import base_file
-from fpld.node.training import one_thread
+from fpld.node.training import set_threads
 from fpld.numerics import log_softmax, log_sum_exp
 from fpld.registry import rules as registry
 from fpld.rules import combine
@@ -106,7 +106,7 @@ def change(config: Config, **sections: Any) -> Config:
 
 def study(config: Config, names: Sequence[str], finalists: Sequence[str]) -> list[Row]:
     """Run a federation for each rule, after the first round for the finalists only; return all rows."""
-    one_thread(config.student.kind)
+    set_threads(config.student.kind)
     with tempfile.TemporaryDirectory() as folder:
         store = RunFolder(Path(folder))
         sequences = prepare(config, store).probe.sequences

@@ -19,10 +19,12 @@ import textwrap
 from dataclasses import MISSING, fields
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from mkdocs.structure.files import File
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from fpld import config, registry
 from fpld.cli import COMMANDS, parser
@@ -51,8 +53,8 @@ STUDENT_TEXT = """\
 The model: `kind`, the fields of that kind, and `device`. Must be given. The vocabulary is the tokenizer's. A node may
 have a table of its own, `[nodes.student]`."""
 DEVICE = """\
-`cpu`, `cuda` (an error where PyTorch finds no GPU) or `auto` (a GPU where there is one). It holds for every process of
-this machine. Sites of a deployment compute on the CPU."""
+`cuda` or `mps` (an error where PyTorch finds no such GPU), `cpu`, or `auto` (the first of these that is there). It
+holds for every process of this machine. Sites of a deployment have `device` in `node.toml`. None: that of [engine]."""
 PRESETS_TEXT = """\
 Configurations that come with the package. `fpld run NAME` runs one. Copy one to begin your own;
 [Configuration](configuration.md) has the meaning of each key."""
@@ -216,7 +218,7 @@ def configuration_page() -> str:
 def _students() -> Iterator[str]:
     rows = [
         ("`kind`", "name", "-", "Kind of model: " + ", ".join(f"`{name}`" for name in registry.students.names()) + "."),
-        ("`device`", "`cpu`, `cuda` or `auto`", "`cpu`", " ".join(DEVICE.split())),
+        ("`device`", "`auto`, `cpu`, `cuda` or `mps`", "none", " ".join(DEVICE.split())),
     ]
     yield _table(("key", "type", "default", "meaning"), rows)
     for kind in STUDENTS:
@@ -291,14 +293,20 @@ def _type(field: Any) -> str:
     options = [part for part in get_args(annotation) if part is not type(None)]
     if type(None) in get_args(annotation) and len(options) == 1:
         annotation = options[0]
+    elif len(options) > 1 and get_origin(annotation) in (Union, UnionType):
+        return ", or ".join(_type(FieldInfo(annotation=option)) for option in options)
     if hasattr(annotation, "__metadata__"):
         metadata += list(annotation.__metadata__)
         annotation = get_args(annotation)[0]
+        if get_origin(annotation) in (Union, UnionType):  # with a check of its own
+            return _type(FieldInfo(annotation=annotation))
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(annotation))
     text = " ".join(str(item) for item in metadata)
     if "parse_student" in text or getattr(annotation, "__name__", "") == "StudentChoice":
         return "table, as [\\[student\\]](#student)"
+    if getattr(annotation, "__name__", "") == "TokenizerSection":
+        return "table, as [\\[tokenizer\\]](#tokenizer)"
     if "parse_rate" in text:
         return "rate, as `64 kbit/s`"
     if "Registry.check" in text:

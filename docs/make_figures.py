@@ -43,6 +43,7 @@ def equal_bytes(rows: list[dict[str, Any]], figure: Figure) -> None:
 def draw_kept() -> None:
     """Draw what is kept in docs/results/."""
     save_figure(partial(seeds.draw_summary, read("rivals")["rows"]), FOLDER / "rivals", (8.0, 4.2))
+    save_figure(partial(seeds.draw_summary, read("policies")["rows"]), FOLDER / "policies", (8.0, 4.2))
     save_figure(partial(seeds.draw_summary, read("huggingface")["rows"]), FOLDER / "huggingface", (8.0, 4.2))
     save_figure(partial(equal_bytes, read("equal-bytes")["rows"]), FOLDER / "equal-bytes", (7.0, 4.2))
     save_figure(partial(leakage.draw, read("leakage")["rows"]), FOLDER / "leakage", (11.0, 3.8))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from docs import kept_results
 from docs.kept_results import Row, read
-from docs.table_lines import LINES, run_lines, shortened
+from docs.table_lines import LINES, policy_lines, run_lines
 
 DOCS = Path(__file__).parent
 PAGES = (
@@ -25,7 +25,12 @@ PAGES = (
     *(DOCS / f"{name}.md" for name in ("results", "results-huggingface", "paper", "scale")),
 )
 OTHERS = "others"  # the name of the place for runs that no page names
-SHORT = "-short"  # the end of a name: the same run, with the best of each rival
+POLICIES = "policies-of-sites"  # the table of what may leave a site, from the runs below
+# Each text with its run of labels on public text alone, and its run of the other policies.
+POLICY_RUNS = {
+    "presidents": ("rivals", "policies"),
+    "Wikipedia": ("wikipedia-labels", "wikipedia"),
+}
 _TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -33,11 +38,22 @@ def table(name: str) -> str:
     """Return a table, and below it the command, commit, seeds and machine that it is from."""
     if name == OTHERS:
         return "\n".join(f"### {title(other)} {{#{other}}}\n\n{table(other)}" for other in others())
-    full, _, scene = name.removesuffix(SHORT).partition("--")
+    if name == POLICIES:
+        return policy_table()
+    full, _, scene = name.partition("--")
     kept = read(full)
     rows = [row for row in kept["rows"] if not scene or row["scene"] == scene]
-    lines = LINES.get(full, run_lines)(shortened(rows) if name.endswith(SHORT) else rows)
+    lines = LINES.get(full, run_lines)(rows)
     return "\n".join([*lines, "", source(kept, full), ""])
+
+
+def policy_table() -> str:
+    """Return what each policy of what may leave a site gives on each text, and the runs that say so."""
+    runs = {text: [read(name) for name in names] for text, names in POLICY_RUNS.items()}
+    lines = policy_lines({text: [kept["rows"] for kept in both] for text, both in runs.items()})
+    commands = [f"`{kept['command']}` at {kept['commit']}" for both in runs.values() for kept in both]
+    text = f"Seeds 0, 1, 2: means with standard errors. {', '.join(commands)}."
+    return "\n".join([*lines, "", textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False), ""])
 
 
 def source(kept: Row, name: str) -> str:

@@ -23,6 +23,19 @@ NAMES = {
     "ensemble": "mixture of the nodes' models (cannot be sent)",
     "fpld": "**fpld**",
 }
+# What may leave a site, what is done with it, and where that stands: the run (0: of labels alone, 1: of the rest) and
+# its method.
+POLICY_METHODS = (
+    ("nothing", "best node alone", 0, "best node alone"),
+    ("labels", "**fpld**", 0, "fpld"),
+    ("text and labels", "**fpld**", 1, "fpld"),
+    ("updates of weights", "FedAvg, one bit, 2 rounds", 1, "fedavg-1bit, 2 rounds"),
+    ("updates of weights", "FedDF, 3 bits", 1, "feddf, 3 bits"),
+    ("updates of weights", "**fpld**, 3 bits", 1, "updates, 3 bits"),
+    ("weights in float32", "FedAvg, 2 rounds", 1, "fedavg, 2 rounds"),
+    ("no bound", "mixture of the nodes' models", 1, "ensemble"),
+    ("the text itself", "pooled, steps of all nodes", 1, "pooled-all"),
+)
 DITHER_SCENES = {"agree": "agree: gain", "tenth": "step/10 apart: gain", "differ": "a step apart: gain"}
 
 
@@ -58,21 +71,22 @@ def run_lines(rows: list[Row]) -> list[str]:
     return grid(head, body)
 
 
+def policy_lines(texts: dict[str, list[list[Row]]]) -> list[str]:
+    """Return a line for each policy of what may leave a site and each method under it, with a column for each text."""
+    body = []
+    for policy, name, run, method in POLICY_METHODS:
+        rows = [next(row for row in runs[run] if row["method"] == method) for runs in texts.values()]
+        losses = [shown(row["heldout_loss"], row["heldout_se"]) for row in rows]
+        body.append([policy, name, size(max(row["uplink_bytes"] for row in rows)), *losses])
+    return grid(("what may leave a site", "method", "uplink, at most", *texts), body)
+
+
 def node_lines(rows: list[Row]) -> list[str]:
     """Return what a federation brought each node: its own model's loss before and after."""
     names = "alone", "own", "alone_all", "longer_all", "own_all"
     body = [[row["node"], *(shown(row[name], row[f"{name}_se"]) for name in names)] for row in rows]
     head = ("own text: alone", "own text: after", "all texts: alone", "all texts: alone, as long", "all texts: after")
     return grid(("node", *head), body)
-
-
-def shortened(rows: list[Row]) -> list[Row]:
-    """Return the rows of a run with each rival at its best number of rounds."""
-    kinds: dict[str, Row] = {}
-    for row in rows:
-        kind = row["method"].partition(", ")[0]
-        kinds[kind] = min(kinds.get(kind, row), row, key=lambda each: each["heldout_loss"])
-    return list(kinds.values())
 
 
 def student_lines(rows: list[Row]) -> list[str]:

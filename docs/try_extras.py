@@ -28,10 +28,12 @@ TRIED = {
     "figures": ["import matplotlib, fpld.report.draw"],
     "flower": ["import fpld.engines.flower", "certs --address 127.0.0.1:8000"],
     "huggingface": ["import fpld.students.huggingface"],
+    "mlflow": ["from fpld.federation.tracking import tracker_class; tracker_class('mlflow')"],
     "privacy": ["from fpld.privacy import noise_for; print(noise_for(3, 1e-5, rate=0.3, steps=60))"],
     "report": ["import fpld.report.page"],
     "simulation": ["import fpld.engines.flower.simulation, ray"],
     "text": ["check adaptive"],
+    "wandb": ["from fpld.federation.tracking import tracker_class; tracker_class('wandb')"],
     "torch": ["import fpld.students.transformer"],
 }
 DEVELOPMENT = {"dev", "docs"}

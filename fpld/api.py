@@ -14,7 +14,6 @@ it is used.
 
 from __future__ import annotations
 
-import shutil
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fpld import validation
 from fpld.config import Config, examine, read_config, read_config_text
 from fpld.config.config import Finding
-from fpld.errors import FpldError, InputError, MissingExtraError
+from fpld.errors import InputError, MissingExtraError
 from fpld.report.run import read_run_data
-from fpld.storage.run_folder import CONFIG, NODE_FILE, PREPARED
+from fpld.storage.run_folder import CONFIG, NODE_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 ConfigSource = str | Path | Config
 """A preset's name, the path of a TOML file, or a configuration."""
 HUGGINGFACE = "huggingface"
+GGUF = "gguf"
 MAX_SEED = 2**63 - 1
 
 
@@ -89,7 +89,7 @@ def _source_name(config: ConfigSource) -> str:
     return "the configuration" if isinstance(config, Config) else str(config)
 
 
-def check(config: ConfigSource, *, overrides: Mapping[str, Any] | None = None) -> list[Finding]:
+def check(config: ConfigSource, *, overrides: Mapping[str, Any] | None = None, connect: bool = False) -> list[Finding]:
     """Return everything that is wrong with a configuration, before anything is trained.
 
     Texts, tokenizers and limits that the configuration names are read; nothing is trained, fetched or written. With a
@@ -101,6 +101,8 @@ def check(config: ConfigSource, *, overrides: Mapping[str, Any] | None = None) -
         A preset's name, the path of a TOML file (a node's `node.toml`, too), or a configuration.
     overrides
         Values by dotted key, as in `load_config`.
+    connect
+        Connect to the aggregator too, and leave again: of a node's file only.
 
     Returns
     -------
@@ -123,7 +125,15 @@ def check(config: ConfigSource, *, overrides: Mapping[str, Any] | None = None) -
     if not isinstance(config, Config) and Path(config).name == NODE_FILE:
         from fpld.engines.flower.site.config import check_site
 
-        return check_site(Path(config))
+        found = check_site(Path(config))
+        if connect and not any(finding.wrong for finding in found):
+            from fpld.engines.flower.launch.node import try_site
+
+            state = try_site(Path(config))
+            found.append(Finding("connection", str(state), wrong=not state.healthy))
+        return found
+    if connect:
+        raise InputError("connect is for a node's file, node.toml: an aggregator connects to nobody")
     checked, findings = _examine(config, overrides)
     if checked is None:
         return findings
@@ -271,7 +281,7 @@ def run(
     folder = Path(loaded.run.out if out is None else out)
     if out is None and not resume:
         folder = free_folder(folder)
-    with show_log(progress), _no_folder_after_a_failed_start(folder), _note_on_interrupt(folder):
+    with show_log(progress), _note_on_interrupt(folder):
         if not resume:
             refuse(loaded, _source_name(config), local=True)
         run_federation(loaded, text, folder, resume=resume)
@@ -317,18 +327,6 @@ def free_folder(out: Path) -> Path:
         number += 1
         candidate = out.with_name(f"{out.name}-{number}")
     return candidate
-
-
-@contextmanager
-def _no_folder_after_a_failed_start(out: Path) -> Iterator[None]:
-    """Remove the folder that a start has made if it fails before there is anything to resume."""
-    new = not out.exists()
-    try:
-        yield
-    except FpldError:
-        if new and out.exists() and not (out / PREPARED).exists():
-            shutil.rmtree(out)
-        raise
 
 
 @contextmanager
@@ -469,7 +467,7 @@ class Run:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of all models of the run."""
+        """Return the tokenizer of the run's student."""
         return self._models.tokenizer
 
     def student(self, name: str = "student") -> Student:
@@ -547,8 +545,8 @@ class Run:
         out
             The folder for the files. A model needs an empty one.
         to
-            `huggingface` (model, tokenizer and model card, as transformers loads them), `csv`, `parquet` or
-            `tensorboard`.
+            `huggingface` (model, tokenizer and model card, as transformers loads them), `gguf` (one file for
+            llama.cpp), `csv`, `parquet` or `tensorboard`.
         best, adapter, licence
             Of a model: take the student of the best round, write its LoRA adapters alone, and the licence for the card.
 
@@ -571,8 +569,12 @@ class Run:
             from fpld.report.model_card import to_huggingface
 
             return to_huggingface(self.folder, self.data, folder, best=best, adapter=adapter, licence=licence)
+        if to == GGUF:
+            from fpld.report.model_card import to_gguf
+
+            return to_gguf(self.folder, self.data, folder, best=best, licence=licence)
         if to not in FORMATS:
-            raise InputError(f"to must be one of {HUGGINGFACE}, {', '.join(FORMATS)}, got {to!r}")
+            raise InputError(f"to must be one of {HUGGINGFACE}, {GGUF}, {', '.join(FORMATS)}, got {to!r}")
         folder.mkdir(parents=True, exist_ok=True)
         return FORMATS[to](self.data, folder)
 
@@ -592,7 +594,9 @@ def generate_texts(
     from fpld.students.generate import continuation
 
     student = models.open(model)
-    write = partial(continuation, student, models.tokenizer, prompt, tokens=tokens, temperature=temperature, top=top)
+    write = partial(
+        continuation, student, models.tokenizer_of(model), prompt, tokens=tokens, temperature=temperature, top=top
+    )
     return [write(seed=seed + number) for number in range(samples)]
 
 

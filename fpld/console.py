@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fpld.federation.telemetry import listen
+from fpld.validation import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line."""
-        line = f"{time.monotonic() - self._started:6.1f} s  {record.getMessage()}"
+        line = f"{time.monotonic() - self._started:6.1f} s  {visible(record.getMessage())}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -38,15 +39,16 @@ class LogBar(LogLines):
     def __init__(self, console: Console, bar: Progress) -> None:
         super().__init__(console, logging.DEBUG)
         self._bar = bar
-        self._task = bar.add_task("starting", total=None)
+        self._task = bar.add_task("starting", total=None, state="")
 
     def emit(self, record: logging.LogRecord) -> None:
         """Move the bar, or show a line."""
         fields = vars(record)
         if "done" in fields:
-            self._bar.update(self._task, completed=fields["done"], total=fields["total"])
-        elif record.levelno >= logging.INFO:
-            self._bar.update(self._task, description=record.getMessage())
+            state = visible(fields.get("state", ""))
+            self._bar.update(self._task, completed=fields["done"], total=fields["total"], state=state)
+        if record.levelno >= logging.INFO:
+            self._bar.update(self._task, description=visible(record.getMessage()))
             if "result" in fields or record.levelno >= logging.WARNING:
                 super().emit(record)
 
@@ -69,7 +71,13 @@ def show_log(progress: bool | None = None) -> Iterator[None]:
         console = Console(stderr=True, force_jupyter=False, force_terminal=True, width=_NOTEBOOK_WIDTH)
     with ExitStack() as stack:
         if console.is_terminal and progress is not False:
-            columns = BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+            columns = (
+                BarColumn(20),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[state]}", markup=False),
+                TextColumn("{task.description}", markup=False),
+            )
             bar = stack.enter_context(Progress(*columns, console=console, transient=not notebook))
             stack.enter_context(listen(LogBar(console, bar)))
         elif progress:

@@ -7,6 +7,7 @@ or threads ran out, whichever library raised the error.
 
 import errno
 import os
+import re
 from typing import NamedTuple
 
 
@@ -36,6 +37,18 @@ class BudgetError(InputError):
 
 class DisclosureError(BudgetError):
     """A task asks for what may not leave a site. The message has no other words than of `may_send`: it may leave."""
+
+
+class MismatchError(InputError):
+    """A run has another probe set or tokenizer than a site insists on. Both digests are of public files: may leave."""
+
+    def __init__(self, what: str, run: str, site: str) -> None:
+        self.run = run
+        self.site = site
+        super().__init__(
+            f"{what}: the run's is {run}, node.toml insists on {site}; `fpld aggregator status RUN` and "
+            "`fpld check node.toml` show them"
+        )
 
 
 class SizeError(InputError):
@@ -94,6 +107,7 @@ _FILE_HANDLES = ExhaustedResource(
 _THREADS = ExhaustedResource(
     "no thread can be started", "free some memory, or raise the limit on processes (ulimit -u)"
 )
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|not enough memory|bad_alloc", re.IGNORECASE)
 _BY_NUMBER = {
     errno.ENOSPC: DISK_SPACE,
     errno.EDQUOT: DISK_SPACE,
@@ -111,6 +125,9 @@ def exhausted_resource(error: BaseException | None) -> ExhaustedResource | None:
     """
     while error is not None:
         if isinstance(error, MemoryError):
+            return _MEMORY
+        # PyTorch says it in words, of the CPU and of a GPU.
+        if isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)):
             return _MEMORY
         if isinstance(error, OSError) and error.errno in _BY_NUMBER:
             return _BY_NUMBER[error.errno]

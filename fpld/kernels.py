@@ -8,7 +8,9 @@ Three decorators make a kernel of a function; its result is the same with numba 
 
 Compiled kernels release the interpreter lock, so that threads run side by side. Compiled code is cached beside the
 module; if that folder cannot be written, in the user's cache folder; otherwise not at all. `NUMBA_CACHE_DIR` names
-another folder. A kernel may take named tuples of arrays and numbers: each adds about 1.5 µs to a call from Python.
+another folder. All kernels take up to a minute to compile, once a machine: lines of the log say so while it lasts, and
+`fpld warm` compiles them ahead. A kernel may take named tuples of arrays and numbers: each adds about 1.5 µs to a call
+from Python.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from importlib.util import find_spec
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 F = TypeVar("F", bound="Callable[..., object]")
+log = logging.getLogger(__name__)
+
+_INTERVAL_SECONDS = 5.0  # between two lines of the log while kernels are compiled
 
 
 def kernel(function: F) -> F:
@@ -45,10 +51,54 @@ def _compiled(function: F, **options: Any) -> F:
 
     try:
         compiled = njit(cache=True, nogil=True, **options)(function)
+        _tolerate_stale_index(compiled._cache)
     except RuntimeError:  # numba found no folder for its cache
-        return cast("F", njit(nogil=True, **options)(function))
-    _tolerate_stale_index(compiled._cache)
+        compiled = njit(nogil=True, **options)(function)
+    compilations.watch(compiled._cache)
     return cast("F", compiled)
+
+
+class Compilations:
+    """Count the kernels that this process compiles, and log that it takes a while."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._started = 0.0
+        self._logged = 0.0
+
+    def watch(self, cache: Any) -> None:
+        """Let a kernel's cache tell when it does not have a kernel, and when the kernel has been compiled."""
+        load = cache.load_overload
+        save = cache.save_overload
+
+        def load_overload(signature: Any, target: Any) -> Any:
+            result = load(signature, target)
+            if result is None:
+                self._begin()
+            return result
+
+        def save_overload(signature: Any, data: Any) -> Any:
+            self._end()
+            return save(signature, data)
+
+        cache.load_overload = load_overload
+        cache.save_overload = save_overload
+
+    def _begin(self) -> None:
+        if self._started == 0.0:
+            self._started = self._logged = monotonic()
+            log.info("compiling kernels, once on this machine: up to a minute; `fpld warm` does it ahead")
+
+    def _end(self) -> None:
+        self.count += 1
+        now = monotonic()
+        if now - self._logged >= _INTERVAL_SECONDS:
+            self._logged = now
+            log.info("compiling kernels: %d so far, %.0f s", self.count, now - self._started)
+
+
+compilations = Compilations()
+"""Of this process."""
 
 
 def _tolerate_stale_index(cache: Any) -> None:

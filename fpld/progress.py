@@ -47,6 +47,7 @@ class ProgressLabel:
 
 
 _label: ContextVar[ProgressLabel] = ContextVar("label", default=ProgressLabel())  # it is frozen  # noqa: B039 - it is frozen
+_last_line = -INTERVAL_SECONDS  # when the last line was logged, of any loop
 _next: ContextVar[str] = ContextVar("next", default="")
 
 
@@ -145,11 +146,48 @@ class LoopProgress:
 
 def _log(activity: str, parts: list[str], numbers: dict[str, Any]) -> None:
     """Log a line with its numbers, as text and as the record's `progress`."""
+    global _last_line
+    _last_line = monotonic()
     label = _label.get()
     phase = _next.get()
     line = ", ".join(filter(None, [f"{label}: {activity}" if str(label) else activity, *parts]))
     record = {**asdict(label), "what": activity, **numbers, "next": phase}
     log.info("%s", f"{line}; next: {phase}" if phase else line, extra={"progress": record})
+
+
+class ByteProgress:
+    """Count the bytes of text that are read or tokenized, and log how far it is, how fast, and how long it will take.
+
+    >>> progress = ByteProgress("tokenizing", 2_000_000)
+    >>> progress.add(500_000)
+    >>> progress.done
+    500000
+    """
+
+    def __init__(self, activity: str, total: int) -> None:
+        self.total = total
+        self.done = 0
+        self._activity = activity
+        self._started = monotonic()
+        self._logged = self._started
+
+    def add(self, count: int) -> None:
+        """Count bytes that are done."""
+        self.done += count
+        now = monotonic()
+        if now - self._logged < INTERVAL_SECONDS or not self.done:
+            return
+        self._logged = now
+        seconds = now - self._started
+        speed = self.done / seconds
+        left = max(self.total - self.done, 0) / speed
+        parts = [
+            f"{self.done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB",
+            f"{speed / 1e6:,.1f} MB/s",
+            f"{show_seconds(left)} left",
+        ]
+        numbers = {"unit": "MB", "done": self.done // 1_000_000, "total": self.total // 1_000_000, "left": left}
+        _log(self._activity, parts, numbers)
 
 
 @contextmanager
@@ -161,6 +199,8 @@ def report_elapsed(activity: str) -> Iterator[None]:
 
     def report() -> None:
         while not ended.wait(INTERVAL_SECONDS):
+            if monotonic() - _last_line < INTERVAL_SECONDS:  # a loop within the activity says more
+                continue
             seconds = monotonic() - started
             numbers = {"unit": "second", "done": round(seconds), "total": None, "left": None}
             context.run(_log, activity, [f"{show_seconds(seconds)} so far"], numbers)

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fpld.errors import InputError
+from fpld.validation import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fpld.budget.estimators import Estimator
     from fpld.codecs.base import Codec
     from fpld.data.corpora import Corpus
+    from fpld.federation.tracking import Tracker
     from fpld.rules import Rule
     from fpld.students import Student
 
@@ -53,7 +55,7 @@ class Registry(Generic[T]):
     def check(self, name: str) -> str:
         """Return the name if it exists; raise InputError with all names if not."""
         if name not in self:
-            raise InputError(f"{self.kind} must be one of {', '.join(self.names())}, got {name!r}")
+            raise InputError(f"{self.kind} must be one of {', '.join(self.names())}, got {shown(name)}")
         return name
 
     def get(self, name: str) -> T:
@@ -135,5 +137,14 @@ baselines: Registry[Baseline] = Registry(
         "feddf-written": "fpld.baselines.feddf:FEDDF_WRITTEN",
         "updates": "fpld.baselines.reference:UPDATES",
         "flora": "fpld.baselines.flora:FLORA",
+    },
+)
+trackers: Registry[type[Tracker]] = Registry(
+    "tracker",
+    "fpld.trackers",
+    {
+        "tensorboard": "fpld.federation.trackers:TensorBoard",
+        "mlflow": "fpld.federation.trackers:MLflow",
+        "wandb": "fpld.federation.trackers:WeightsAndBiases",
     },
 )

@@ -66,6 +66,9 @@ class Plan:
         for these too.
     learnt
         Symbol tables with which an adaptive codec begins: those of the end of the round before.
+    space
+        Where labels are over strings: the digest of the maps from the node's and the student's tokens to the symbols
+        (`fpld.data.label_space`). Empty over tokens, where the map is the identity.
 
     >>> plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=100, vocab=256, bits=600.5)
     >>> plan.budget_bytes
@@ -83,6 +86,7 @@ class Plan:
     slot: int = 0
     slots: int = 1
     written: int = 0
+    space: bytes = b""
     prior: Prior | None = field(default=None, compare=False, repr=False)
     learnt: npt.NDArray[np.uint16] | None = field(default=None, compare=False, repr=False)
 
@@ -91,6 +95,8 @@ class Plan:
             raise InputError("run_key must be 16 to 64 bytes")
         if not isinstance(self.probe, bytes) or len(self.probe) != 32:
             raise InputError("probe must be the 32-byte digest of the probe set")
+        if not isinstance(self.space, bytes) or len(self.space) not in (0, 32):
+            raise InputError("space must be the 32-byte digest of two maps, or empty for labels over tokens")
         validation.integer("round", self.round, most=2**32 - 1)
         validation.integer("node", self.node, most=2**32 - 1)
         validation.integer("contexts", self.contexts, least=1, most=MAX_CONTEXTS)
@@ -126,6 +132,8 @@ class Plan:
             hashed.update(struct.pack("<I", self.learnt.size) + self.learnt.astype("<u2", copy=False).tobytes())
         if self.written:
             hashed.update(b"written" + struct.pack("<I", self.written))
+        if self.space:
+            hashed.update(b"space" + self.space)
         return hashed.digest()
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fpld.validation import shown
+
 RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -46,7 +48,7 @@ def show_size(size: float) -> str:
 
 
 def _parse(text: str, units: dict[str, float], what: str) -> float:
-    message = f"must be {what} (units: {', '.join(units)}), got {text!r}"
+    message = f"must be {what} (units: {', '.join(units)}), got {shown(text)}"
     match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", text)
     if not match or match[2] not in units:
         raise ValueError(message)

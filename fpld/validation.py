@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from fpld.types import Array, Floats
 
 
+_INVISIBLE_BUT_HARMLESS = frozenset("\n\t\u200c\u200d")
+MAX_COUNT = 2**63 - 1
+MAX_BATCH = 2**16
+"""Windows or contexts in a minibatch at most: a larger one is a slip of the pen, and takes all memory."""
+
+
 def real(name: str, value: Any, *, least: float = -math.inf, above: float = -math.inf) -> float:
     """Return `value` as a finite float that is at least `least` and greater than `above`."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        raise InputError(f"{name} must be a number, got {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{name} must be a number, got {shown(value)}") from None
     if not math.isfinite(number):
         raise InputError(f"{name} must be finite, got {number}")
     if number < least:
@@ -36,9 +42,9 @@ def real(name: str, value: Any, *, least: float = -math.inf, above: float = -mat
 def integer(name: str, value: Any, *, least: int = 0, most: int = 2**63 - 1) -> int:
     """Return `value` as an int in `[least, most]`; a float that is a whole number does not pass."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InputError(f"{name} must be an integer, got {value!r}")
+        raise InputError(f"{name} must be an integer, got {shown(value)}")
     if not least <= value <= most:
-        raise InputError(f"{name} must be an integer from {least} to {most}, got {value}")
+        raise InputError(f"{name} must be an integer from {least} to {most}, got {shown(value)}")
     return int(value)
 
 
@@ -47,7 +53,7 @@ def vector(name: str, value: Any, *, size: int | None = None) -> Floats:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"{name} must be a sequence of numbers, got {value!r}") from None
+        raise InputError(f"{name} must be a sequence of numbers, got {shown(value)}") from None
     if array.ndim != 1 or array.size == 0:
         raise InputError(f"{name} must be a non-empty sequence of numbers, got shape {array.shape}")
     if size is not None and array.size != size:
@@ -66,6 +72,36 @@ def printable(text: object, most: int = 256) -> str:
     raw = str(text)[: 4 * most]  # a bound on the work for a very long text
     line = " ".join("".join(c if c.isprintable() else " " for c in raw).split())
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def visible(text: object) -> str:
+    r"""Return text for a terminal or a page as its reader sees it: nothing in it moves the cursor or turns the text.
+
+    Control characters, and marks that change the direction of what follows, become U+FFFD. Line ends, tabs and the
+    joiners that some scripts need stay.
+
+    >>> visible("a\x1b[2J\tb\n\u202ec") == "a\ufffd[2J\tb\n\ufffdc"
+    True
+    """
+    return "".join(c if c.isprintable() or c in _INVISIBLE_BUT_HARMLESS else _substitute(c) for c in str(text))
+
+
+def _substitute(character: str) -> str:
+    return " " if character.isspace() else "\ufffd"
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as an error shows it: as Python writes it, in one short printable line.
+
+    >>> shown("a" * 200, most=10), shown(10**5000)
+    ("'aaaaaa...", 'an integer of 16610 bits')
+    """
+    # Python refuses to write out an integer of more digits than `sys.get_int_max_str_digits`.
+    if isinstance(value, int) and value.bit_length() > 8 * most:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes):
+        value = value[: 4 * most]  # a bound on the work for a very long text
+    return printable(repr(value), most)
 
 
 def shortened_list(names: Sequence[str], most: int = 20) -> str:
@@ -132,10 +168,12 @@ def finite(array: Array, start: int = 0) -> None:
         raise InputError(f"logits must be finite, got {array[row, column]} at context {start + row}, token {column}")
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    """Raise ParameterError unless a value is an integer of at least `least`."""
+def check_count(name: str, value: int, least: int, most: int = MAX_COUNT) -> None:
+    """Raise ParameterError unless a value is an integer of at least `least` and at most `most`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ParameterError(name, f"must be an integer of at least {least}, got {value!r}")
+        raise ParameterError(name, f"must be an integer of at least {least}, got {shown(value)}")
+    if value > most:
+        raise ParameterError(name, f"must be at most {most}, got {shown(value)}")
 
 
 def check_positive(name: str, value: float) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 import fpld
 from fpld.config import presets
 from fpld.console import show_log
+from fpld.federation.preflight import refuse
 from fpld.planner import PlanInputs
+from fpld.storage.run_folder import RunFolder
 from tests.federation.conftest import CONFIG, config_file, write_texts
 
 __all__ = ["config_file"]
@@ -177,6 +180,34 @@ def test_a_configuration_that_is_wrong_leaves_no_folder(config_file: Path, tmp_p
     with pytest.raises(fpld.InputError, match="nodes"):
         fpld.run(config_file, out=tmp_path / "run", overrides={"nodes[0].name": "west"})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_is_refused_leaves_the_folder_of_the_run_that_works(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts share a folder that was not there when they began: the other makes it during this one's checks."""
+    folder = RunFolder(tmp_path / "run")
+    with ExitStack() as other:
+
+        def refuse_beside_another_start(*arguments: Any, **keywords: Any) -> None:
+            refuse(*arguments, **keywords)
+            other.enter_context(folder.lock())
+            folder.write("config.toml", b"the other's")
+
+        monkeypatch.setattr("fpld.federation.preflight.refuse", refuse_beside_another_start)
+        with pytest.raises(fpld.InputError, match="in use by another run"):
+            fpld.run(config_file, out=folder.path, overrides=SMALL)
+        assert (folder.path / "config.toml").read_bytes() == b"the other's"
+
+
+def test_a_failed_start_removes_only_a_folder_that_it_made(config_file: Path, tmp_path: Path) -> None:
+    wrong = {"tokenizer.kind": "bpe", "tokenizer.vocab": 60000}
+    for made_before in (False, True):
+        with pytest.raises(fpld.InputError, match="merges"):
+            fpld.run(config_file, out=tmp_path / "run", overrides=SMALL | wrong)
+        assert (tmp_path / "run").exists() == made_before
+        assert not list(tmp_path.glob(".*"))
+        (tmp_path / "run").mkdir(exist_ok=True)
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(finished: fpld.Run) -> None:

@@ -44,6 +44,15 @@ def test_the_wheel_holds_the_package_and_the_presets_and_no_scripts(tmp_path: Pa
     assert packed == presets | {str(path.relative_to(ROOT)) for path in sources}
 
 
+@pytest.mark.slow
+def test_wheel_and_source_distribution_are_ready_for_an_index(tmp_path: Path) -> None:
+    """`make package` installs the wheel too; here, that both are built, sound, and give the same package."""
+    script = [sys.executable, str(ROOT / "docs/try_package.py"), "--no-install", "--out", str(tmp_path)]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.suffix for path in tmp_path.iterdir()} == {".whl", ".gz"}
+
+
 def test_front_door_is_small_and_complete() -> None:
     assert len(fpld.__all__) <= 30
     assert all(hasattr(fpld, name) for name in fpld.__all__)

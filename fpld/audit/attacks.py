@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.data.token_stream import open_text
 from fpld.errors import InputError
 from fpld.federation import workers
 from fpld.node.training import open_student
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fpld.codecs.base import Codec
+    from fpld.node.labels import ProbeFiles
     from fpld.rules import Rule
     from fpld.students import Student
     from fpld.target import Target
-    from fpld.types import Array, Arrays, Plan
+    from fpld.types import Array, Arrays, Plan, Tokens
 
 CANARY_PREFIX_TOKENS = 8
 """Tokens of a probe sequence that a canary begins with."""
@@ -80,7 +82,8 @@ def text_canaries(heldout: Array, width: int, count: int, *, seed: int) -> Canar
 def insert_canaries(path: Path, sets: Iterable[Canaries], *, copies: int) -> None:
     """Add `copies` of each included canary to a node's text file; all copies of one are one document."""
     arrays, meta = read_arrays(path)
-    tokens = [arrays["tokens"]]
+    # Of a text in the cache the canaries are put beside a copy of all tokens: an audit is of a text that fits memory.
+    tokens = [np.asarray(open_text(path).tokens)]
     lengths = [arrays["lengths"]]
     groups = [arrays["groups"]]
     group = int(arrays["groups"].max()) + 1
@@ -142,14 +145,23 @@ def node_target(sent: ObservedReply, rule: Rule) -> Target:
     return combine_replies(Replies(sent.codec, rule, [sent.payload], [sent.plan]), NullObserver()).target
 
 
-def distill_surrogate(base: Path, state: Arrays, *how: Any) -> Arrays:
-    """Distil a model with the arguments of a distillation job; return its weights.
+def distill_surrogate(
+    base: Path,
+    state: Arrays,
+    sequences: Tokens,
+    target: Target,
+    options: dict[str, Any],
+    public: Path | None,
+    bits: int = 32,
+    strings: ProbeFiles | None = None,
+) -> Arrays:
+    """Distil a model with the arguments of `workers.distill`; return its weights.
 
     The weights are taken even if they are not better than before: one node's labels may say little.
     """
-    student = open_student(base, state)
-    workers.learn(student, *how)
-    return student.state()
+    model = open_student(base, state)
+    workers.learn(model if strings is None else strings.view(model), sequences, target, options, public, bits)
+    return model.state()
 
 
 def token_log_likelihoods(model: Student, canaries: Canaries) -> Array:

@@ -28,19 +28,21 @@ from fpld.audit.written import (
     write_unchecked,
     written_scores,
 )
+from fpld.data import ProbeSet
+from fpld.data.token_stream import open_text
 from fpld.engines.local import LocalEngine
 from fpld.engines.pool import make_pool
 from fpld.errors import InputError
 from fpld.federation import workers
+from fpld.federation.lessons import Lesson, distillation_arguments
 from fpld.federation.prepare import claim, prepare
-from fpld.federation.rounds import Federation, Lesson, distillation_arguments
+from fpld.federation.rounds import Federation
 from fpld.node.training import open_student, run_epsilon
 from fpld.protocol.wire import payload_of
 from fpld.protocol.written import public_labels
 from fpld.registry import codecs
 from fpld.seeds import derive_seed
-from fpld.storage.arrays import read_arrays
-from fpld.storage.run_folder import HELDOUT, OWN_MODEL, WRITTEN_PRIOR, RunFolder, record_digests, text_file
+from fpld.storage.run_folder import HELDOUT, OWN_MODEL, PROBE, WRITTEN_PRIOR, RunFolder, record_digests, text_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
 
     from fpld.audit.attacks import Canaries
     from fpld.config import Config
-    from fpld.data import ProbeSet
     from fpld.protocol import Receipt
     from fpld.students import Student
     from fpld.types import Arrays, Plan
@@ -103,10 +104,11 @@ def run_audit(config: Config, text: str, out: Path, plan: AuditPlan) -> AuditRes
     _check_auditable(config)
     store = RunFolder(out)
     seed = config.run.seed
-    with store.lock(), make_pool(config.engine.workers) as pool:
+    with store.lock(), make_pool(config.engine.workers, config.engine.compute) as pool:
         claim(store, text, False)
         prepared = prepare(config, store)
-        sets = draw_canaries(store, prepared.probe, plan, seed)
+        probe = ProbeSet.load(store.path / PROBE)
+        sets = draw_canaries(store, probe, plan, seed)
         store.write_json(AUDIT_PLAN_FILE, plan._asdict())
         insert_canaries(store.path / text_file(plan.node), sets, copies=plan.copies)
         record_digests(store, text_file(plan.node))
@@ -125,7 +127,7 @@ def run_audit(config: Config, text: str, out: Path, plan: AuditPlan) -> AuditRes
         upper = run_epsilon(federation.store.path / f"nodes/{plan.node}", delta)
     copies: list[Row] = []
     if samples:
-        private = read_arrays(store.path / text_file(plan.node))[0]["tokens"]
+        private = open_text(store.path / text_file(plan.node)).tokens
         sample = joined_samples(samples)
         copies = copy_rows(sample, private, prepared.probe.sequences)
         copies += _attack_written(sample, sets, before, scores)
@@ -155,6 +157,8 @@ def _check_auditable(config: Config) -> None:
         raise InputError("probe.fresh must be false for an audit: canaries have their contexts in one probe set")
     if config.update_bits is not None:
         raise InputError("send.updates must be left out for an audit: its attacks are on labels and written text")
+    if config.over_strings:
+        raise InputError("labels.over must be 'tokens' for an audit: its canaries are tokens")
     if config.codec.against != "nothing":
         raise InputError("codec.against must be 'nothing' for an audit")
 

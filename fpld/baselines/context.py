@@ -73,7 +73,7 @@ class BaselineContext:
         base = self.run.path / base_file(self.config, index)
         texts = [self.run.path / text_file(index)]
         subject = ProgressLabel("baseline", model=self.config.nodes[index].name)
-        promise = privacy_budget(self.config)
+        promise = privacy_budget(self.config, self.run.path)
         return self.pool.submit(run_labelled, subject, workers.finetune, base, state, texts, steps, seed, rate, promise)
 
     def evaluate(self, state: Arrays | None, index: int | None = None) -> Future[Any]:

@@ -23,11 +23,12 @@ import numpy as np
 from fpld.baselines import Baseline
 from fpld.baselines.fedavg import local_round, send_float32
 from fpld.codecs.updates import decode_update, encode_update
+from fpld.data.token_stream import open_text
 from fpld.node.spec import base_file
 from fpld.node.training import average, open_student
 from fpld.progress import ProgressLabel, followed_by, run_labelled
+from fpld.protocol.updates import CURVATURE_SEQUENCES
 from fpld.seeds import derive_seed
-from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import PUBLIC
 from fpld.students.generate import write_sequences
 
@@ -73,6 +74,16 @@ def distill_models(
     return student.state()
 
 
+def send_update(base: Path, model: Arrays, sequences: Tokens, bits: float, seed: int) -> tuple[Arrays, int]:
+    """Send a model as an update of the base, coded as a node's: a job; return it as it arrives, and its bytes."""
+    start = open_student(base).state()
+    curvature = open_student(base, model).curvature(sequences)
+    update = {name: model[name] - value for name, value in start.items()}
+    data = encode_update(update, bits=bits, seed=seed, weights=curvature)
+    received = decode_update(data, start, seed=seed)
+    return {name: np.asarray(value + received[name], np.float32) for name, value in start.items()}, len(data)
+
+
 def write_windows(base: Path, model: Arrays, first: Tokens, length: int, seed: int, temperature: float) -> Tokens:
     """Let a model write sequences [n, T] after first tokens [n]: a job."""
     with followed_by("distilling"):
@@ -84,28 +95,21 @@ def send_models(context: BaselineContext, bits: float) -> Received:
     config = context.config
     start = context.start
     trained = context.models() if config.run.rounds == 1 else local_round(context, start, 1, 1)
-    models = []
-    uplink = 0
+    if bits == FLOAT_BITS:
+        # The models themselves: adding an update to the base would round.
+        return Received(list(trained), sum(send_float32(model, 0)[0] for model in trained))
+    sequences = _public_windows(context)[:CURVATURE_SEQUENCES]
+    futures: list[Future[tuple[Arrays, int]]] = []
     for node, model in enumerate(trained):
-        if bits == FLOAT_BITS:
-            # The model itself: adding its update to the base would round.
-            uplink += send_float32(model, 0)[0]
-            models.append(model)
-            continue
-        update = {name: model[name] - value for name, value in start.items()}
         seed = derive_seed(config.run.seed, "feddf update", node)
-        data = encode_update(update, bits=bits, seed=seed)
-        uplink += len(data)
-        received = decode_update(data, start, seed=seed)
-        models.append({name: np.asarray(value + received[name], np.float32) for name, value in start.items()})
-    return Received(models, uplink)
+        futures.append(_submit(context, config.nodes[node].name, send_update, model, sequences, bits, seed))
+    models, sizes = zip(*(future.result() for future in futures), strict=True)
+    return Received(list(models), sum(sizes))
 
 
 def public_lesson(context: BaselineContext, models: Sequence[Arrays]) -> ModelLesson:
     """Return windows of all public text, whose teacher is the mixture of all models."""
-    length = context.config.probe.length
-    tokens = _public_tokens(context)
-    windows = tokens[: len(tokens) // length * length].reshape(-1, length)
+    windows = _public_windows(context)
     return ModelLesson(windows, np.full((len(windows), len(models)), 1 / len(models)))
 
 
@@ -133,8 +137,15 @@ def written_windows(config: Config) -> int:
     return -(-contexts // config.probe.length)
 
 
+def _public_windows(context: BaselineContext) -> Tokens:
+    """Return the public text as windows [n, T]."""
+    length = context.config.probe.length
+    tokens = _public_tokens(context)
+    return tokens[: len(tokens) // length * length].reshape(-1, length)
+
+
 def _public_tokens(context: BaselineContext) -> Tokens:
-    return read_arrays(context.run.path / PUBLIC)[0]["tokens"]
+    return open_text(context.run.path / PUBLIC).tokens
 
 
 def _submit(context: BaselineContext, model: str, job: Callable[..., Any], *arguments: Any) -> Future[Any]:

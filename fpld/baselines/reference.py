@@ -73,8 +73,8 @@ def node_steps(config: Config, node: int) -> int:
 
 
 def adopting_nodes(config: Config) -> list[int]:
-    """Return the nodes with a kind of student of their own, which adopt the federation's at the end."""
-    return [index for index, node in enumerate(config.nodes) if node.student is not None]
+    """Return the nodes with a model of their own, which adopt the federation's at the end."""
+    return [index for index, node in enumerate(config.nodes) if node.differs]
 
 
 def _rate(config: Config) -> float | None:
@@ -116,7 +116,7 @@ def _pooled_row(context: BaselineContext, method: str, steps: int) -> Row:
     log.info("baseline: %s, all text in one place", method)
     config = context.config
     run = context.run
-    budget = privacy_budget(config)
+    budget = privacy_budget(config, run.path)
     state = context.pool.submit(
         run_labelled,
         ProgressLabel("baseline", model=method),
@@ -154,7 +154,7 @@ def float32_variant(config: Config) -> Config:
     nodes = [node.model_copy(update=_NO_LIMITS) for node in config.nodes]
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"continuations": 0}),
+            "run": config.run.model_copy(update={"continuations": 0, "track": []}),
             "nodes": nodes,
             "codec": config.codec.model_copy(update={"name": "float32", "against": "nothing"}),
             "budget": config.budget.model_copy(update={"total": None, "context_total": None}),
@@ -178,7 +178,7 @@ def updates_variant(config: Config, bits: float) -> Config:
     budget = config.budget.model_copy(update={"total": None, "context_total": None, "allocator": None})
     return config.model_copy(
         update={
-            "run": config.run.model_copy(update={"continuations": 0}),
+            "run": config.run.model_copy(update={"continuations": 0, "track": []}),
             "nodes": [node.model_copy(update=_NO_LIMITS) for node in config.nodes],
             "budget": budget,
             "send": SendSection(updates=bits),

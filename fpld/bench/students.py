@@ -16,9 +16,10 @@ import numpy as np
 from fpld import config as configuration
 from fpld.bench.scenes import LogitScene, read_scene
 from fpld.data.fetch import cache_folder
+from fpld.data.token_stream import open_text
 from fpld.federation.prepare import prepare
 from fpld.node.spec import base_file
-from fpld.node.training import one_thread
+from fpld.node.training import set_threads
 from fpld.rules import MIXTURE, combine
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import write_arrays
@@ -64,12 +65,12 @@ def _federation(seed: int) -> Config:
 def _train(seed: int) -> dict[int, tuple[Array, Array]]:
     """Run the federation; return the nodes' logits and the prior of each round."""
     config = _federation(seed)
-    one_thread(config.student.kind)
+    set_threads(config.student.kind)
     scenes = {}
     with tempfile.TemporaryDirectory() as name:
         store = RunFolder(Path(name))
         prepared = prepare(config, store)
-        texts = [store.read_arrays(text_file(index))[0]["tokens"] for index in range(len(config.nodes))]
+        texts = [open_text(store.path / text_file(index)).tokens for index in range(len(config.nodes))]
         student = load(store.path / base_file(config, None))
         sequences = prepared.probe.sequences
         for round in range(1, max(ROUNDS) + 1):

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from fpld import __version__
 from fpld.cli.arguments import Stopped
 from fpld.cli.output import Output
-from fpld.errors import FpldError
-from fpld.validation import printable
+from fpld.errors import FpldError, exhausted_resource
+from fpld.validation import printable, visible
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from fpld.cli.arguments import Command
+
+
+_MAX_ERROR = 20_000  # characters: a configuration may have a hundred problems
 
 
 class CommandEntry(NamedTuple):
@@ -81,7 +84,8 @@ COMMANDS = {
     ),
     "allocate": CommandEntry("share a total of bits out to nodes by weight (Theorem 5)", "fpld.cli.theory:ALLOCATE"),
     "bounds": CommandEntry("every bound of the paper, for given numbers", "fpld.cli.theory:BOUNDS"),
-    "bench": CommandEntry("accuracy per bit and speed of codecs, side by side", "fpld.cli.bench:COMMAND"),
+    "warm": CommandEntry("compile all kernels ahead, once a machine", "fpld.cli.warm:COMMAND"),
+    "bench": CommandEntry("codecs side by side, and the speed of training", "fpld.cli.bench:COMMAND"),
 }
 
 
@@ -110,6 +114,11 @@ def parser(commands: Container[str] = COMMANDS) -> argparse.ArgumentParser:
     return top
 
 
+def _cut(message: str) -> str:
+    """Return an error of any length as a terminal can show it."""
+    return message if len(message) <= _MAX_ERROR else f"{message[:_MAX_ERROR]}..."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; bad input is one line on standard error and exit code 2."""
     # A command is named before its arguments, and among the words before it are no values of options: there are none.
@@ -118,9 +127,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[arguments.command].load().run(arguments, Output(arguments.json))
     except FpldError as error:
-        sys.stderr.write(f"fpld {arguments.command}: error: {error}\n")
+        sys.stderr.write(f"fpld {arguments.command}: error: {_cut(visible(error))}\n")
         return 2
-    except OSError as error:  # a name that no file can have, a disk that is gone
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        resource = exhausted_resource(error)
+        if resource is not None:
+            sys.stderr.write(f"fpld {arguments.command}: error: {resource.what}: {resource.remedy}\n")
+            return 2
+        if not isinstance(error, OSError):
+            raise
+        # A name that no file can have, a disk that is gone.
         what = f"{printable(error.filename, 100)}: " if error.filename else ""
         sys.stderr.write(f"fpld {arguments.command}: error: {what}{error.strerror or error}\n")
         return 2

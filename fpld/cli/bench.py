@@ -1,4 +1,4 @@
-"""`fpld bench`: codecs side by side."""
+"""`fpld bench`: codecs side by side, and the speed of training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from fpld.bench import (
     speed,
 )
 from fpld.cli.arguments import Command, numbers
+from fpld.config import read_config
 from fpld.errors import InputError, MissingExtraError
 from fpld.report.draw import save_figure
 from fpld.storage.files import write_csv
+from fpld.storage.run_folder import CONFIG, RunFolder
 
 if TYPE_CHECKING:
     import argparse
@@ -39,11 +41,18 @@ Writes bench-codecs.csv, .png and .svg into the output folder.
 
 speed times one thread at V = 32000 and m = 512: encode, decode + add of several nodes, and a whole round at the
 aggregator (check, spool, combine), each in turn with acc += x; medians of processor time. Slow codecs are timed on
-fewer contexts. Writes bench-speed.csv. Examples:
+fewer contexts. Writes bench-speed.csv.
+
+training times the student of a configuration: fine-tuning, labelling (forward and encoding) and distillation, each in
+turn with a bare PyTorch loop of the same model, batch and threads; ratio is by processor time. With the folder of a
+finished run the models and the text are those of the run: labels of random models cost more. Writes
+bench-training.csv. Examples:
 
   fpld bench codecs --scene gaussian zipf --bits 0.1,1.25,2,4
   fpld bench codecs --peers benchmarks.peers
   fpld bench speed --codec uniform float32 --bits 1,2.37,4,32
+  fpld bench training --config demo
+  fpld bench training --config runs/demo
 """
 NAME = "bench-codecs"
 BITS = {"codecs": [0.1, 1.0, 1.25, 2.0, 4.0], "speed": [0.1, 1.0, 1.5, 2.0, 2.37, 3.0, 4.0, 5.5, 8.0, 32.0]}
@@ -51,7 +60,7 @@ CONTEXT_BITS = {"codecs": [10.0, 30.0, 100.0], "speed": [30.0]}  # what a sample
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["codecs", "speed"], help="what to compare")
+    parser.add_argument("what", choices=["codecs", "speed", "training"], help="what to compare")
     parser.add_argument(
         "--logits", type=Path, metavar="FILE", help="safetensors with logits [K, m, V] and perhaps prior [m, V]"
     )
@@ -69,13 +78,19 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--codec", nargs="+", metavar="NAME", help="speed: codecs to measure (default: all)")
     parser.add_argument("--peers", metavar="MODULE", help="a module with a function peers(nodes): more codecs by name")
     for name, default, what in (
-        ("contexts", 512, "probe contexts"),
-        ("vocab", 32_000, "vocabulary size"),
-        ("nodes", 8, "number of nodes"),
-        ("repeat", 5, "repetitions, of which the median counts"),
+        ("contexts", 512, "speed: probe contexts"),
+        ("vocab", 32_000, "speed: vocabulary size"),
+        ("nodes", 8, "speed: number of nodes"),
+        ("repeat", 5, "speed, training: repetitions, of which the median counts"),
+        ("steps", 50, "training: steps of a job"),
     ):
-        text = f"speed: {what} (default: {default})"
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default: {default})")
+    parser.add_argument(
+        "--config",
+        default="demo",
+        metavar="CONFIG",
+        help="training: a TOML file, a preset or a run's folder (default: demo)",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("out"), metavar="DIR", help="folder for table and figure (default: out)"
     )
@@ -86,6 +101,8 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Measure, print, draw."""
     if not 0 <= arguments.seed < 2**32:
         raise InputError(f"--seed must be from 0 to {2**32 - 1}, got {arguments.seed}")
+    if arguments.what == "training":
+        return _training(arguments, output)
     return (_codecs if arguments.what == "codecs" else _speed)(arguments, _asked(arguments), output)
 
 
@@ -133,12 +150,35 @@ def _speed(arguments: argparse.Namespace, asked: _Asked, output: Output) -> int:
     if not rows:
         raise InputError(f"--bits: no codec meets a budget of {asked}")
     output.result("bench speed", rows, title="Coordinates per second over those of acc += x (one thread)")
+    return _keep(rows, "bench-speed.csv", arguments, output)
+
+
+def _training(arguments: argparse.Namespace, output: Output) -> int:
+    from fpld.bench.training import JOBS, random_scene, run_scene, time_training  # brings the parts of a run along
+
+    steps, repeat = (validation.integer(f"--{name}", getattr(arguments, name), least=1) for name in ("steps", "repeat"))
+    store = RunFolder(Path(arguments.config))
+    with output.status():
+        if store.has(CONFIG):
+            config, _ = read_config(str(store.path / CONFIG))
+            scene = run_scene(config, store, steps=steps)
+        else:
+            config, _ = read_config(arguments.config)
+            scene = random_scene(config, steps=steps, seed=arguments.seed)
+    with output.progress("training", len(JOBS)) as tick:
+        rows = time_training(scene, steps=steps, repeat=repeat, seed=arguments.seed, tick=tick)
+    output.result("bench training", rows, title=f"Tokens per second of {arguments.config}'s student, and a bare loop's")
+    return _keep(rows, "bench-training.csv", arguments, output)
+
+
+def _keep(rows: list[Row], name: str, arguments: argparse.Namespace, output: Output) -> int:
+    """Write a table into the output folder."""
     try:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        write_csv(arguments.out / "bench-speed.csv", rows)
+        write_csv(arguments.out / name, rows)
     except OSError as error:
         raise InputError(f"--out: cannot write to {arguments.out}: {error.strerror or error}") from None
-    output.note(f"written: {arguments.out / 'bench-speed.csv'}")
+    output.note(f"written: {arguments.out / name}")
     return 0
 
 

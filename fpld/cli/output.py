@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from fpld.console import LogLines, show_log
 from fpld.federation.telemetry import listen
+from fpld.validation import shortened_list, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from fpld.federation.record import RoundRecord
 
 Row = dict[str, Any]
 _PLAIN_WIDTH = 160  # not a terminal: nothing to fit into
@@ -44,18 +49,19 @@ class Output:
             return
         console = _console()
         for number, columns in enumerate(_parts(rows, console.width)):
-            table = Table(title=None if number else title, title_justify="left", title_style="bold")
+            heading = None if number or title is None else Text(visible(title))
+            table = Table(title=heading, title_justify="left", title_style="bold")
             for name in columns:
                 numbers = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
                 table.add_column(name, justify="right" if numbers else "left", overflow="fold")
             for row in rows:
-                table.add_row(*(_cell(row[name]) for name in columns))
+                table.add_row(*(Text(_cell(row[name])) for name in columns))
             console.print(table)
 
     def note(self, text: str) -> None:
         """Print a line, for a person only."""
         if not self.json:
-            _console().print(text, markup=False, highlight=False)
+            _console().print(visible(text), markup=False, highlight=False)
 
     @contextmanager
     def progress(self, what: str, steps: int) -> Iterator[Callable[[], None]]:
@@ -78,6 +84,26 @@ class Output:
         else:
             with show_log(progress=True):
                 yield
+
+
+def table_title(trace: Sequence[RoundRecord], folder: Path) -> str:
+    """Return the title of a run's table: on whose text its losses are, and who was absent."""
+    sites = (trace[-1].heldout_sites if trace else None) or []
+    everyone = bool(sites) and len(sites) == len(trace[-1].heldout_by_node)
+    whose = "all nodes" if everyone else shortened_list(sites) or "no node"
+    return f"Held-out text of {whose}, and what was sent{_without(trace)} ({folder})"
+
+
+def last_line(trace: Sequence[RoundRecord], folder: Path, seconds: float) -> str:
+    """Return the last line of a run: where its results are, how long it took, and who was absent."""
+    return f"student, trace and checkpoints: {folder}; {seconds:.0f} s{_without(trace)}"
+
+
+def _without(trace: Sequence[RoundRecord]) -> str:
+    from fpld.federation.record import describe_absences
+
+    absent = describe_absences(trace)
+    return f"; without {absent}" if absent else ""
 
 
 def _console() -> Console:
@@ -104,7 +130,7 @@ def _cell(value: object) -> str:
         return "–"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else visible(value)
 
 
 def _finite(row: Row) -> Row:

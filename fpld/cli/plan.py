@@ -35,6 +35,7 @@ adds (KL in nats); seconds are those of uplinks, side by side, without training.
   fpld plan hospitals --total 2MB --write planned.toml
   fpld plan runs/warmup --deadline 120 --out plan.html
   fpld plan --model smollm2-1.7b --nodes 10,100,1000
+  fpld plan --epsilon 8,3,1 --units 300,1000,5000 --numbers 32768 --nodes 5
   fpld plan --codec samples --caps 660kB,660kB,660kB,660kB,660kB --contexts 92160 --vocab 1024 --student 4.3MB
 """
 
@@ -63,16 +64,35 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--model", metavar="MODEL", help="a pretrained model by name or folder: what a federation of it sends and holds"
     )
-    add("--nodes", type=numbers, default=[10.0], metavar="K,...", help="with --model: numbers of nodes (default: 10)")
+    add(
+        "--nodes",
+        type=numbers,
+        default=[10.0],
+        metavar="K,...",
+        help="with --model or --epsilon: numbers of nodes (default: 10)",
+    )
     add("--context-bits", type=float, metavar="B", help="with --model: bits of a label (default: 60)")
     add("--lora", type=int, metavar="r", help="with --model: rank of the adapters (default: 8)")
     add("--lora-layers", type=int, metavar="n", help="with --model: layers that have adapters, the last (default: all)")
+    add("--epsilon", type=numbers, metavar="E,...", help="what promises of privacy cost, instead of a plan of bits")
+    add(
+        "--units",
+        type=numbers,
+        default=[300.0, 1000.0, 5000.0],
+        metavar="N,...",
+        help="with --epsilon: units at a site",
+    )
+    add("--numbers", type=numbers, default=[1000.0, 32768.0], metavar="d,...", help="with --epsilon: trained numbers")
+    add("--steps", type=int, default=2, help="with --epsilon: private steps in all rounds (default: 2)")
+    add("--delta", type=float, default=1e-5, help="with --epsilon (default: 1e-5)")
     add("--out", type=Path, metavar="FILE.html", help="write the plan as a page")
     add("--write", type=Path, metavar="CONFIG.toml", help="write CONFIG with the plan's bits, for fpld run")
 
 
 def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, write."""
+    if arguments.epsilon is not None:
+        return _promises(arguments, output)
     if arguments.model is not None:
         return _scale(arguments, output)
     source = _source(arguments)
@@ -103,6 +123,31 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
 
         write_shared(arguments.write, planned_configuration(source, chosen))
         output.note(f"configuration: {arguments.write} (fpld run {arguments.write})")
+    return 0
+
+
+def _promises(arguments: argparse.Namespace, output: Output) -> int:
+    """Say how loud the noise of promises is beside what there is to learn."""
+    from fpld.privacy import forecast_noise
+
+    rows = []
+    for epsilon in arguments.epsilon:
+        for units in arguments.units:
+            for count in arguments.numbers:
+                for sites in arguments.nodes:
+                    case = {"units": int(units), "numbers": int(count), "sites": int(sites)}
+                    forecast = forecast_noise(epsilon, arguments.delta, steps=arguments.steps, **case)
+                    rows.append({
+                        "epsilon": epsilon,
+                        **case,
+                        "noise": forecast.noise,
+                        "noise_norm": forecast.norm,
+                        "noise_over_signal": forecast.ratio,
+                        "over_sites": forecast.site_ratio,
+                        "units_needed": forecast.units,
+                    })  # fmt: skip
+    title = f"Noise beside the gradient, all units in each of {arguments.steps} steps, delta {arguments.delta:g}"
+    output.result("plan", rows, title=title)
     return 0
 
 

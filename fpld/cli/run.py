@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fpld import api
 from fpld.cli.arguments import Command
+from fpld.cli.output import last_line, table_title
 from fpld.config import read_config_text
 from fpld.federation.telemetry import mark_stopped
 from fpld.storage.run_folder import CONFIG, RESULT, RunFolder
@@ -56,6 +57,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Run, and print the table."""
+    from fpld.report.run import read_trace
     from fpld.report.tables import gap_closed
 
     _exit_on_signals()
@@ -65,11 +67,16 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
     with output.status():
         run = api.run(arguments.config, out=arguments.out, seed=arguments.seed, resume=arguments.resume, progress=False)
     rows = _rows(run.folder)
-    output.result("run", rows, title=f"Held-out text of all nodes, and what was sent ({run.folder})")
+    left_out = rows[0].get("left_out")
+    shown = rows if output.json else [{key: row[key] for key in row if key != "left_out"} for row in rows]
+    trace = read_trace(run.folder)
+    output.result("run", shown, title=table_title(trace, run.folder))
+    if left_out:
+        output.note(f"not all text was used: {left_out}")
     closed = gap_closed(rows)
     if closed is not None:
         output.note(f"gap between the base model and pooled training that fpld closes: {closed:.0%}")
-    output.note(f"student, trace and checkpoints: {run.folder}; {time.monotonic() - started:.0f} s")
+    output.note(last_line(trace, run.folder, time.monotonic() - started))
     return 0
 
 
@@ -138,18 +145,21 @@ the nodes' texts are elsewhere, and keys and certificates are looked for. The ex
 
   fpld check demo
   fpld check my.toml
-  fpld check north/node.toml
+  fpld check north/node.toml --connect
 """
 
 
 def _configure_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a TOML file, a preset, or a node's file")
+    parser.add_argument(
+        "--connect", action="store_true", help="a node's file: connect to the aggregator too, and say what is wrong"
+    )
 
 
 def _run_check(arguments: argparse.Namespace, output: Output) -> int:
     """Check, and print the findings."""
     _, source = read_config_text(arguments.config)
-    findings = api.check(arguments.config)
+    findings = api.check(arguments.config, connect=arguments.connect)
     wrong = sum(finding.wrong for finding in findings)
     rows = [{"key": f.key, "state": "wrong" if f.wrong else "known", "says": f.says} for f in findings]
     output.result("check", rows, title=f"{source}: {wrong} problems" if wrong else f"{source}: nothing wrong was found")

@@ -96,10 +96,25 @@ def block_ranges(shape: tuple[int, int]) -> list[range]:
     return split(shape[0], shape[1], DIGEST_BLOCK)
 
 
+def block_count(shape: tuple[int, int]) -> int:
+    """Return the number of blocks: that of the items of `block_ranges`, without the list.
+
+    A shape that a peer claims is counted by this, so that its size moves no memory.
+
+    >>> block_count((5, DIGEST_BLOCK // 2)), block_count((2**32 - 1, 2**24))
+    (3, 4294967295)
+    """
+    return -(-shape[0] // _block_stride(shape))
+
+
 def block_rows(shape: tuple[int, int], block: int) -> range:
     """Return the contexts of block number `block`: that item of `block_ranges`, without the list."""
-    stride = max(DIGEST_BLOCK // shape[1], 1)
+    stride = _block_stride(shape)
     return range(block * stride, min((block + 1) * stride, shape[0]))
+
+
+def _block_stride(shape: tuple[int, int]) -> int:
+    return max(DIGEST_BLOCK // shape[1], 1)
 
 
 def block_digest(integers: Eighths) -> bytes:

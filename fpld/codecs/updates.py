@@ -13,8 +13,9 @@ make up most of a chunk.
 
 Each tensor has its own number of bits b, from 1 to 8. Those of one number are one vector, cut into chunks together.
 Bits are given where they lower sum_t w_t |x_t|^2 D / (1 - D) most for each bit that they cost, as Theorem 5 gives them
-to nodes. The weight w_t of a tensor says how much its squared error matters. The default is one over the tensor's mean
-square: embeddings move six times as far as other weights, and by the squared error alone would take all bits.
+to nodes. The weight w_t of a tensor says how much its squared error matters: nodes take the curvature of their model on
+public text (`Student.curvature`). The default, for models that have none, is one over the tensor's mean square:
+embeddings move six times as far as other weights, and by the squared error alone would take all bits.
 
 The bytes, little-endian; names and shapes are not sent, since both ends have the model:
 

@@ -15,12 +15,14 @@ from fpld.config.config import (
 )
 from fpld.config.sections import (
     MOST_MESSAGE,
+    AtOnce,
     CombineSection,
     Corpus,
     Count,
     FlowerSection,
     Name,
     NodeSection,
+    Patches,
     Positive,
     PrivacySection,
     Section,
@@ -31,6 +33,7 @@ from fpld.config.sections import (
 
 __all__ = [
     "MOST_MESSAGE",
+    "AtOnce",
     "CombineSection",
     "Config",
     "Corpus",
@@ -38,6 +41,7 @@ __all__ = [
     "FlowerSection",
     "Name",
     "NodeSection",
+    "Patches",
     "Positive",
     "PrivacySection",
     "Section",

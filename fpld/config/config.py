@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
@@ -24,6 +23,7 @@ from fpld.config.sections import (
     DataSection,
     EngineSection,
     FlowerSection,
+    LabelsSection,
     NodeSection,
     PrivacySection,
     ProbeSection,
@@ -37,14 +37,22 @@ from fpld.config.sections import (
 )
 from fpld.errors import InputError
 from fpld.registry import codecs
-from fpld.storage.files import read_utf8
-from fpld.students.configs import HuggingFaceConfig
-from fpld.validation import printable
+from fpld.storage.files import parse_toml_tables, read_utf8
+from fpld.students.configs import MIN_PUBLIC_SEQUENCES, HuggingFaceConfig
+from fpld.validation import printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 AVERAGING = ("fedavg", "fedavg-1bit", "flora", "feddf", "feddf-kbit", "feddf-written")  # they average weights
+SHARED_TOKENS = ("pooled", "pooled-all", "ensemble")
+"""Baselines that need one tokenizer for all texts or models."""
+MAX_PROBLEMS = 100
+"""Problems of a configuration that are named; of more only their number is said."""
+FULL_BATCH_UNITS = 1000
+"""How many units a node is taken to have, where all of them take part in a step: for times that are left alone."""
+_MAX_KEY = 80  # characters of a key's part in errors
+_MAX_MESSAGE = 4000  # characters of one problem, which may be several in one
 _SEED_LINE = re.compile(r"# --seed (\d{1,19})\n")
 
 S = TypeVar("S", bound=Section)
@@ -58,6 +66,7 @@ class Config(Section):
     probe: ProbeSection
     written: WrittenSection | None = None
     send: SendSection | None = None
+    labels: LabelsSection | None = None
     tokenizer: TokenizerSection = TokenizerSection()
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
     budget: BudgetSection = BudgetSection()
@@ -84,8 +93,10 @@ class Config(Section):
         names = [node.name for node in self.nodes]
         if len(set(names)) != len(names):
             yield "nodes: names must differ"
-        if self.run.quorum is not None and self.run.quorum > len(names):
-            yield f"run.quorum must be at most the number of nodes, {len(names)}, got {self.run.quorum}"
+        asked = self.run.asked(len(names))
+        if self.run.quorum is not None and self.run.quorum > asked:
+            which = "nodes" if self.run.fraction is None else "nodes that run.fraction asks"
+            yield f"run.quorum must be at most the number of {which}, {asked}, got {self.run.quorum}"
         if self.probe.fresh and self.codec.against == "own":
             yield "probe.fresh must be false when codec.against is 'own': refinement keeps its contexts"
         if self.combine.trim is not None and not registry.rules.get(self.combine.rule).traits.trims:
@@ -93,12 +104,16 @@ class Config(Section):
         averaging = [name for name in self.baselines.methods if name in AVERAGING]
         if self.combine.broadcast == "logits" and averaging:
             yield f"baselines.methods: {averaging[0]!r} averages weights, and combine.broadcast = 'logits' sends none"
-        if any(node.student for node in self.nodes) and averaging:
-            yield f"baselines.methods: {averaging[0]!r} averages weights, and nodes have students of their own"
+        if any(node.differs for node in self.nodes) and averaging:
+            yield f"baselines.methods: {averaging[0]!r} averages weights, and nodes have models of their own"
         if any(node.taught for node in self.nodes) and self.base is None:
             yield "base.steps must be given: a node's model is taught before the first round"
         if any(node.effort != 1 for node in self.nodes) and self.privacy is not None:
             yield "nodes.effort must be left out with [privacy]: a promise counts the steps of [local]"
+        if self.privacy is not None and self.privacy.trained == "subspace":
+            least = MIN_PUBLIC_SEQUENCES * self.probe.length
+            if self.probe.contexts <= least - self.probe.length:
+                yield f"probe.contexts must be at least {least} with privacy.trained = 'subspace'"
         if "flora" in self.baselines.methods and not getattr(self.student.settings, "lora", 0):
             yield "baselines.methods: 'flora' stacks adapters, and student.lora has none"
         counts = self.baselines.rounds or []
@@ -115,6 +130,33 @@ class Config(Section):
             yield from self._unwritable()
         if self.tokenizer.kind == "huggingface" and not self.model_path:
             yield "tokenizer.path or student.path must name a model when tokenizer.kind is 'huggingface'"
+        yield from self._unspeakable()
+
+    def _unspeakable(self) -> Iterator[str]:
+        """Yield what does not go together with labels over strings, or with tokenizers of nodes without them."""
+        for index, node in enumerate(self.nodes):
+            if node.tokenizer is None:
+                continue
+            key = f"nodes[{index}]"
+            if not self.over_strings:
+                yield f"labels.over must be 'strings': {key}.tokenizer is not that of all models"
+            if node.tokenizer.kind == "huggingface" and not self.tokenizer_choice(index).path:
+                yield f"{key}.tokenizer.path or {key}.student.path must name a model: its kind is 'huggingface'"
+            if node.taught:
+                yield f"{key}.taught must be left out with a tokenizer of its own: it is for models that share one"
+        if not self.over_strings:
+            return
+        why = "with labels over strings"
+        if self.probe.fresh:
+            yield f"probe.fresh must be false {why}: their places are drawn once"
+        if self.combine.broadcast != "weights":
+            yield f"combine.broadcast must be 'weights' {why}: a node learns from the student that it can run"
+        for key in ("written", "send"):
+            if getattr(self, key) is not None:
+                yield f"{key} must be left out {why}: it is for models that share a tokenizer"
+        shared = [name for name in self.baselines.methods if name in SHARED_TOKENS]
+        if shared and any(node.tokenizer for node in self.nodes):
+            yield f"baselines.methods: {shared[0]!r} needs one tokenizer for all nodes, and nodes have their own"
 
     def _unwritable(self) -> Iterator[str]:
         """Yield what does not go together with text that nodes write."""
@@ -135,9 +177,6 @@ class Config(Section):
             yield f"combine.rule must be 'mixture' {why}, got {self.combine.rule!r}: it is that of the rebuilt models"
         if self.codec.name != "samples" or self.codec.against != "nothing":
             yield f"codec.name and codec.against must be left out {why}: they are for labels"
-        for key in ("total", "context_total", "allocator"):
-            if getattr(self.budget, key) is not None:
-                yield f"budget.{key} must be left out {why}: every node sends as many bits, up to its limit"
         if self.budget.estimator != "none":
             yield f"budget.estimator must be 'none' {why}, got {self.budget.estimator!r}: it learns from labels"
         for index, node in enumerate(self.nodes):
@@ -162,10 +201,27 @@ class Config(Section):
         return 0 if self.written is None else -(-self.written.contexts // self.probe.length) * self.probe.length
 
     @property
+    def over_strings(self) -> bool:
+        """Return whether labels are about strings that all models can speak of, and not about shared tokens."""
+        return self.labels is not None and self.labels.over == "strings"
+
+    @property
     def model_path(self) -> str:
         """Return the path or name of the pretrained model whose tokenizer is used, or nothing."""
         settings = self.student.settings
         return self.tokenizer.path or (settings.path if isinstance(settings, HuggingFaceConfig) else "")
+
+    def tokenizer_choice(self, index: int | None) -> TokenizerSection:
+        """Return the tokenizer of a node (None: the shared one), with all that decides about it and nothing else."""
+        node = None if index is None or self.nodes[index].tokenizer is None else self.nodes[index]
+        chosen = self.tokenizer if node is None or node.tokenizer is None else node.tokenizer
+        student = self.student if node is None or node.student is None else node.student
+        if chosen.kind == "bpe":
+            return TokenizerSection(kind="bpe", vocab=chosen.vocab)
+        if chosen.kind == "bytes":
+            return TokenizerSection(kind="bytes")
+        path = chosen.path or (student.settings.path if isinstance(student.settings, HuggingFaceConfig) else None)
+        return TokenizerSection(kind="huggingface", path=path)
 
     @property
     def local_steps(self) -> int:
@@ -178,7 +234,8 @@ class Config(Section):
         if self.privacy is None:
             return 1
         batch = int(getattr(self.student.settings, "batch", 1))
-        windows = (self.privacy.batch or batch) * (1 if self.privacy.unit == "window" else self.privacy.windows)
+        units = self.privacy.units(batch) or FULL_BATCH_UNITS
+        windows = units * (1 if self.privacy.unit == "window" else self.privacy.windows)
         return max(-(-2 * windows // batch), 1)
 
     @property
@@ -206,16 +263,14 @@ def parse_toml(cls: type[S], text: str, source: str) -> S:
     try:
         return cls.model_validate(_tables(text, source))
     except ValidationError as error:
-        raise InputError("; ".join(f"{source}: {line}" for line in _problems(error))) from None
+        raise InputError("; ".join(f"{source}: {line}" for line in _first(_problems(error)))) from None
 
 
 def _tables(text: str, source: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise InputError(f"{source}: must be TOML of tables that are not nested so deep") from None
-    except ValueError as error:  # of TOML, or of a number with thousands of digits
-        raise InputError(f"{source}: must be TOML: {printable(error)}") from None
+        return parse_toml_tables(text)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
 def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
@@ -228,14 +283,14 @@ def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
     removed: list[tuple[int | str, ...]] = []
     while True:
         try:
-            return Config.model_validate(tables), problems
+            return Config.model_validate(tables), _first(problems)
         except ValidationError as error:
             # Problems of a table from which a wrong key was removed may be caused by that: they are not reported.
             new = [item for item in error.errors() if not any(_above(item["loc"], place) for place in removed)]
             problems += [_key(item["loc"]) + part for item in new for part in _message(item).split("; ")]
             places = [item["loc"] for item in new if _remove(tables, item["loc"])]
             if not places:
-                return None, problems
+                return None, _first(problems)
             removed += places
 
 
@@ -251,6 +306,12 @@ def _remove(tables: Any, place: tuple[int | str, ...]) -> bool:
         except (KeyError, IndexError, TypeError):
             return False
     return bool(place) and isinstance(tables, dict) and tables.pop(place[-1], None) is not None
+
+
+def _first(problems: list[str]) -> list[str]:
+    """Return the problems, of very many only the first and how many there are."""
+    more = len(problems) - MAX_PROBLEMS
+    return problems if more <= 0 else [*problems[:MAX_PROBLEMS], f"and {more} more problems"]
 
 
 def _problems(error: ValidationError) -> list[str]:
@@ -368,18 +429,19 @@ def _preset_folder() -> Path:
 
 
 def _key(place: tuple[int | str, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part, _MAX_KEY)}" for part in place)
+    text = "".join(parts).lstrip(".")
     return f"{text}: " if text else ""
 
 
 def _message(item: Any) -> str:
-    message = item["msg"].removeprefix("Value error, ")
+    message = printable(item["msg"].removeprefix("Value error, "), _MAX_MESSAGE)
     if item["type"] == "extra_forbidden":
         return "unknown key"
     if item["type"] == "missing":
         return "is missing"
     value = item.get("input")
-    return message if isinstance(value, dict | list) or "got" in message else f"{message}, got {value!r}"
+    return message if isinstance(value, dict | list) or "got" in message else f"{message}, got {shown(value)}"
 
 
 class Finding(NamedTuple):

@@ -19,8 +19,9 @@ from pydantic import (
 
 from fpld import registry
 from fpld.budget.policy import check_choice
-from fpld.students.configs import StudentChoice, parse_student
+from fpld.students.configs import Compute, Device, Precision, StudentChoice, parse_student
 from fpld.units import parse_rate
+from fpld.validation import MAX_BATCH, shown
 
 
 def check_update_bits(bits: float) -> float:
@@ -30,8 +31,19 @@ def check_update_bits(bits: float) -> float:
     return bits
 
 
+def check_at_once(count: object) -> object:
+    """Return how many windows are computed at a time: a number, or "auto"."""
+    if count == "auto" or (type(count) is int and 1 <= count <= MAX_BATCH):
+        return count
+    raise ValueError(f"must be a whole number from 1 to {MAX_BATCH}, or 'auto', got {shown(count)}")
+
+
+MAX_WORKERS = 1024
+"""Worker processes of a run at most: each takes some hundred megabytes."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
+AtOnce = Annotated[int | Literal["auto"], PlainValidator(check_at_once)]
 Rate = Annotated[Positive, BeforeValidator(parse_rate)]
 UpdateBits = Annotated[float, AfterValidator(check_update_bits)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
@@ -42,6 +54,7 @@ Allocator = Annotated[str, AfterValidator(registry.allocators.check)]
 Estimator = Annotated[str, AfterValidator(registry.estimators.check)]
 Corpus = Annotated[str, AfterValidator(registry.corpora.check)]
 Baseline = Annotated[str, AfterValidator(registry.baselines.check)]
+Tracker = Annotated[str, AfterValidator(registry.trackers.check)]
 Student = Annotated[StudentChoice, PlainValidator(parse_student), PlainSerializer(StudentChoice.table)]
 
 
@@ -61,11 +74,26 @@ class RunSection(Section):
     out: str = "runs/run"
     """Folder of the run; `--out` replaces it."""
     quorum: Count | None = None
-    """How many nodes must answer for a round to count (none: all)."""
+    """How many nodes must answer for a round to count (none: all that are asked)."""
+    fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Which part of the nodes is asked in a round, drawn anew by the seed for each round (none: all of them)."""
     deadline: Positive | None = None
     """Seconds after which a round closes with those that answered. A late node is in the next round again."""
     continuations: Annotated[int, Field(ge=0, le=20)] = 3
     """How many short texts the student of each round writes, for people to read. No result depends on them."""
+    track: list[Tracker] = []
+    """Experiment trackers that get the numbers of each round: `tensorboard`, `mlflow`, `wandb`. They write into the
+    run's folder, and connect to nothing unless their own variables say so. No result depends on them."""
+
+    def asked(self, nodes: int) -> int:
+        """Return how many of so many nodes a round asks."""
+        return nodes if self.fraction is None else max(round(self.fraction * nodes), 1)
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # The identity of a run comes from its configuration: that of a run without this key is as in earlier versions.
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if value is not None or name != "fraction"}
 
 
 class BaselinesSection(Section):
@@ -117,11 +145,13 @@ class DataSection(Section):
     alpha: Positive = 1.0
     """How equal the shares of `dirichlet` are: the smaller, the more the nodes differ."""
     heldout: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Share of each node's documents that is kept for evaluation, by whole groups."""
+    """Share of the bytes of each node's text that is kept for evaluation, by whole groups of documents; it comes out
+    larger by a part of a group. A document that would bring it far beyond is split at a paragraph."""
     heldout_tokens: Count = 8192
     """How many tokens of the held-out text are used."""
-    limit: Count = 4_000_000
-    """Most bytes of text that a node uses."""
+    limit: Count | None = None
+    """Most bytes of text that a node uses, held-out text and all (none: all of its text). With a limit, documents are
+    drawn at random by the seed, and the last one is cut. A site's own `limit` counts if it is smaller."""
 
 
 class ProbeSection(Section):
@@ -133,8 +163,9 @@ class ProbeSection(Section):
     """How many probe contexts: each position of a sequence is one."""
     length: Count = 32
     """Tokens of a sequence."""
-    limit: Count = 4_000_000
-    """Most bytes of public text that are used."""
+    limit: Count | None = None
+    """Most bytes of public text that are used (none: all). With a limit, documents are drawn at random by the seed, and
+    the last one is cut."""
     fresh: bool = False
     """Draw other contexts in every round. Both ends draw them from the seed and the public text."""
     margin: Annotated[float, Field(gt=0, lt=0.01)] = 2e-5
@@ -162,8 +193,22 @@ class SendSection(Section):
     limit sends fewer. The aggregator rebuilds the nodes' models, and these write the contexts of [written]."""
 
 
+class LabelsSection(Section):
+    """[labels]: what the nodes' labels are about. Models with different tokenizers need `strings`."""
+
+    over: Literal["tokens", "strings"] = "tokens"
+    """`tokens`: the next token of one tokenizer that all models share. `strings`: what comes next in the text, as one
+    of the symbols of an alphabet, asked where every tokenizer has a boundary: [probe] `length` and `contexts` then
+    count such places."""
+    symbols: Annotated[int, Field(ge=257, le=65536)] = 2048
+    """How many symbols the alphabet has at most: the most frequent words and beginnings of words of the public text,
+    and all single bytes."""
+    symbol_bytes: Annotated[int, Field(ge=1, le=64)] = 12
+    """How many bytes a symbol has at most."""
+
+
 class TokenizerSection(Section):
-    """[tokenizer]: what turns text into tokens. All models of a federation share it."""
+    """[tokenizer]: what turns text into tokens. All models share it, but for nodes with a `tokenizer` of their own."""
 
     kind: Literal["bytes", "bpe", "huggingface"] = "bpe"
     """Bytes as tokens, a byte-pair encoding that is trained on the public text, or the tokenizer of a pretrained
@@ -197,6 +242,8 @@ class NodeSection(Section):
     """The allocator's weight of this node."""
     student: Student | None = None
     """A model of its own kind or size."""
+    tokenizer: TokenizerSection | None = None
+    """The tokenizer of its model, as in [tokenizer] (none: the shared one); for [labels] `over` = "strings"."""
     taught: bool = False
     """Its model begins by learning from the aggregator's base model on public text, not from the text alone."""
     effort: Positive = 1.0
@@ -206,9 +253,20 @@ class NodeSection(Section):
     def _sound(self) -> Self:
         if sum(limit is not None for limit in (self.bits, self.context_bits, self.uplink)) != 1:
             raise ValueError("needs one of bits, context_bits and uplink")
-        if self.student is None and (self.taught or self.effort != 1):
+        if not self.differs and (self.taught or self.effort != 1):
             raise ValueError("taught and effort are for a node with a student of its own")
         return self
+
+    @property
+    def differs(self) -> bool:
+        """Return whether its model is of another kind than the aggregator's student, or has another tokenizer."""
+        return self.student is not None or self.tokenizer is not None
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # As in [baselines]: a key that earlier versions did not have is left out where it is not given.
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if value is not None or name != "tokenizer"}
 
 
 class BudgetSection(Section):
@@ -278,7 +336,7 @@ class TrainSection(Section):
     """Learning rate of the last round; it changes in equal steps between the two (none: as `rate`)."""
     public_weight: Annotated[float, Field(ge=0)] = 0.0
     """For [distill]: the weight of public text that is mixed in."""
-    batch: Count | None = None
+    batch: BatchSize | None = None
     """For [distill]: the size of a minibatch (none: the student's own)."""
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """For [distill]: over which share of the last steps the student's weights are averaged."""
@@ -303,12 +361,28 @@ class PrivacySection(Section):
     """The chance that the promise leaves out."""
     unit: Literal["window", "document"] = "document"
     """What the promise is about: a window of tokens, or a document with those of its group."""
+    trained: Literal["all", "subspace"] = "all"
+    """What is trained: all weights, or the `numbers` in which public text moves the model most
+    (`fpld.students.subspace`). `local.rate` is then a share of the step of Newton's method, 0.1 if none is set."""
+    numbers: Count = 32768
+    """For `subspace`: how many numbers are trained."""
     clip: Positive = 1.0
     """The largest norm of a unit's gradient."""
-    batch: Count | None = None
-    """How many units take part in a step on average (none: the student's batch)."""
+    batch: BatchSize | Literal["full"] | None = None
+    """How many units take part in a step on average (none: the student's batch); with `full` all do."""
     windows: Count = 8
     """How many windows of a unit take part in a step at most."""
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Over which share of a round's last steps a node's weights are averaged."""
+
+    def units(self, batch: int) -> int | None:
+        """Return how many units take part in a step, of a student with this batch; None stands for all."""
+        return None if self.batch == "full" else self.batch or batch
+
+
+PatchName = Literal["installed_app", "connection", "polling", "prefork", "retry", "long_poll", "receive", "runner"]
+"""A change of Flower that can be left out (`fpld.engines.flower.patches`)."""
+Patches = Literal["auto", "none"] | list[PatchName]
 
 
 class EngineSection(Section):
@@ -316,8 +390,36 @@ class EngineSection(Section):
 
     kind: Literal["local"] = "local"
     """What moves the bytes. Across machines the command is `fpld aggregator`."""
-    workers: Annotated[int, Field(ge=0)] = 2
-    """How many node processes work side by side (0: all in one process)."""
+    workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 2
+    """How many node processes work side by side, at most 1024 (0: all in one process)."""
+    patches: Patches = "auto"
+    """What `fpld aggregator` changes of Flower: all that fits its version (`auto`), nothing (`none`), or a list."""
+    device: Device = "auto"
+    """Where models are computed that have no `device` in their own table: `cuda`, `mps`, `cpu`, or the first of these
+    that is there (`auto`). It holds for this machine; a site has its own `device` in `node.toml`."""
+    threads: Count = 1
+    """Threads of PyTorch in each process. The last bits of a result depend on their number."""
+    dtype: Precision = "auto"
+    """Precision of the steps of training, over weights in float32: `float32`, `bfloat16`, `float16`, or `bfloat16` on a
+    GPU that has it and else `float32` (`auto`). What is predicted for the wire is in float32 always."""
+    at_once: AtOnce | None = None
+    """How many windows of a minibatch are computed at a time, with the sum of their gradients (none: the student's
+    `micro`, or all). `auto`: as many as fit into memory, found by trying before each training."""
+    memory: Count | None = None
+    """Bytes that a run may take (none: what is there). `fpld check` refuses a run that needs more, and of a GPU no
+    process takes more."""
+
+    @property
+    def compute(self) -> Compute:
+        """Return what this machine computes with."""
+        return Compute(self.device, self.threads, self.dtype, self.at_once, self.memory)
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # As in [baselines]: keys that earlier versions did not have are left out where they have their defaults.
+        values: dict[str, Any] = serialize(self)
+        later = {"device": "auto", "threads": 1, "patches": "auto", "dtype": "auto", "at_once": None, "memory": None}
+        return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 
 MOST_MESSAGE = 2_000_000_000

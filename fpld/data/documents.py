@@ -1,11 +1,13 @@
 """Documents, and how they are dealt to nodes and held out: every document is used exactly once.
 
 Three ways of dealing: by label (the natural split), i.i.d., and Dirichlet over labels, where a small alpha gives nodes
-that differ much. Held-out text is chosen by group, so that near-duplicates stay on one side.
+that differ much. Held-out text is chosen by group, so that near-duplicates stay on one side. With a limit on the bytes
+it is a sample of the documents that is used, and `TextUse` says what was left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
     Shards = dict[str, list["Document"]]
 
+MAX_EXCESS = 2.5  # times the share to hold out: a single document that brings it beyond this is split
 DOCUMENT_PARTS = 20  # into which a single document is cut, so that some can be held out
+_LINE_END = re.compile(r"\n(?=\w)")
+_BLANK = re.compile(r" (?=\w)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class Document:
 
     Documents of one `group` are near-duplicates or belong together (the messages of one year): `hold_out`
     keeps them on the same side. An empty group means that the document stands alone.
+
+    The text of a document of `fpld.data.stored` is in its file, and read when it is asked for.
     """
 
     name: str
@@ -39,6 +46,135 @@ class Document:
     def size(self) -> int:
         """Return the length of the text in bytes of UTF-8."""
         return len(self.text.encode())
+
+    @property
+    def blank(self) -> bool:
+        """Return whether the text has nothing but white space."""
+        return not self.text.strip()
+
+    def start(self, most: int) -> Document:
+        """Return the start of the document in at most `most` bytes, up to the end of a paragraph, a line or a word."""
+        return Document(self.name, text_start(self.text, most), self.label, self.group)
+
+    def split(self, most: int) -> tuple[Document, Document]:
+        """Return the start of the document in at most `most` bytes, and all that follows it."""
+        start = self.start(most)
+        return start, Document(self.name, self.text[len(start.text) :], self.label, self.group)
+
+    def cut(self, parts: int) -> list[Document]:
+        """Return the document in at most `parts` of about the same length, cut at empty lines, lines or blanks."""
+        text = self.text
+        for separator in ("\n\n", "\n", " "):
+            if text.strip().count(separator) >= parts - 1 or separator == " ":
+                break
+        places = [0]
+        for number in range(1, parts):
+            place = text.find(separator, max(number * len(text) // parts - 1, places[-1])) + len(separator)
+            if place >= len(separator) and text[place:].strip() and text[places[-1] : place].strip():
+                places.append(place)
+        pieces = [text[start:stop] for start, stop in zip(places, [*places[1:], len(text)], strict=True)]
+        return [Document(f"{self.name}#{index}", piece, self.label) for index, piece in enumerate(pieces, 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class TextUse:
+    """How much of a text is used: bytes that were there, bytes used, and of these the bytes held out.
+
+    `key` names the setting that limits it. Of the held-out text, evaluation takes `data.heldout_tokens` tokens.
+    """
+
+    name: str
+    documents: int
+    bytes: int
+    used: int
+    heldout: int
+    key: str
+
+    @property
+    def left_out(self) -> str:
+        """Return what is left out and why, as a sentence; empty if nothing is."""
+        if self.used >= self.bytes:
+            return ""
+        scale = 1e6 if self.bytes >= 1e6 else 1e3
+        unit = "MB" if self.bytes >= 1e6 else "kB"
+        return f"{self.name}: {self.used / scale:.1f} of {self.bytes / scale:.1f} {unit} used ({self.key})"
+
+    @property
+    def heldout_share(self) -> str:
+        """Return the share of the used bytes that is held out, as it came out."""
+        return f"{self.heldout / self.used:.1%}"
+
+
+def total_size(documents: Sequence[Document]) -> int:
+    """Return the bytes of some documents."""
+    return sum(document.size for document in documents)
+
+
+def sample_documents(documents: Sequence[Document], most: int | None, *, seed: int) -> list[Document]:
+    """Return all documents, or a random choice of them that holds at most `most` bytes, in their order.
+
+    The last document that is drawn is cut, at a paragraph if it has one near, to what is left of `most`.
+    """
+    if most is None or total_size(documents) <= most:
+        return list(documents)
+    kept: dict[int, Document] = {}
+    for index in np.random.default_rng(seed).permutation(len(documents)).tolist():
+        document = documents[index]
+        whole = document.size <= most
+        used = document if whole else document.start(most)
+        if not used.blank:
+            kept[index] = used
+        if not whole:
+            break
+        most -= document.size
+    if not kept:
+        raise InputError(f"a limit of {most} bytes leaves no text: raise it")
+    return [kept[index] for index in sorted(kept)]
+
+
+def text_start(text: str, most: int) -> str:
+    r"""Return the start of a text in at most `most` bytes, up to the end of a paragraph, a line or a word.
+
+    >>> text_start("one\n\ntwo\n\nsix", 12)
+    'one\n\ntwo\n\n'
+    """
+    start = text.encode()[:most].decode("utf-8", "ignore")
+    for separator in ("\n\n", "\n", " "):
+        place = start.rfind(separator) + len(separator)
+        if place > len(start) // 2:
+            return start[:place]
+    return start
+
+
+def cut_at_lines(text: str, least: int) -> list[str]:
+    r"""Cut a long text into pieces of at least `least` characters, each but the first from a line end on.
+
+    Only a line end before a letter or a digit will do. A byte-level BPE takes it as a word by itself, whatever stands
+    before it: so the tokens of the pieces are those of the text.
+
+    >>> cut_at_lines("one\n\ntwo\nsix ten", 2)
+    ['one\n', '\ntwo', '\nsix ten']
+    """
+    pieces = []
+    start = 0
+    while len(text) - start > 2 * least:
+        match = _LINE_END.search(text, start + least)
+        if match is None:
+            break
+        pieces.append(text[start : match.start()])
+        start = match.start()
+    return [*pieces, text[start:]]
+
+
+def cut_place(text: str, low: int, high: int) -> int:
+    r"""Return the first place from `low` to below `high` where a text is best cut, or `high`.
+
+    >>> text = "one two\n\nsix"
+    >>> cut_place(text, 2, 10)
+    8
+    """
+    match = _LINE_END.search(text, low, high) or _BLANK.search(text, low, high)
+    return high if match is None else match.start()
 
 
 def by_label(documents: Sequence[Document], *, nodes: Sequence[str] | None = None) -> Shards:
@@ -99,14 +235,19 @@ def hold_out(documents: Sequence[Document], *, fraction: float, seed: int) -> tu
 
     Groups are drawn at random until they hold `fraction` of the bytes; both sides get at least one group.
     The draw depends on the groups and the seed, not on the order of the documents. A single document is cut into parts.
+    A document alone in its group that would bring the share beyond `MAX_EXCESS` times `fraction` is split at a
+    paragraph, and its end is held out.
     """
     if not 0 < fraction < 1:
         raise InputError(f"fraction must lie between 0 and 1, got {fraction}")
     if len(documents) == 1:
         documents = cut_document(documents[0])
-    sizes: defaultdict[str, int] = defaultdict(int)
+    sizes: dict[str, int] = {}
+    single: dict[str, Document | None] = {}  # the only document of a group
     for document in documents:
-        sizes[_group(document)] += document.size
+        group = _group(document)
+        single[group] = None if group in sizes else document
+        sizes[group] = sizes.get(group, 0) + document.size
     names = sorted(sizes)
     if len(names) < 2:
         raise InputError(
@@ -118,10 +259,36 @@ def hold_out(documents: Sequence[Document], *, fraction: float, seed: int) -> tu
     for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
         if held and taken >= wanted:
             break
-        held.add(names[index])
-        taken += sizes[names[index]]
+        name = names[index]
+        document_alone = single[name]
+        if taken + sizes[name] > MAX_EXCESS * wanted and document_alone is not None:
+            start, end = _split(document_alone, round(wanted - taken))
+            if end is not None:
+                return _with_split(documents, held, start, end)
+        held.add(name)
+        taken += sizes[name]
     training = [document for document in documents if _group(document) not in held]
     return training, [document for document in documents if _group(document) in held]
+
+
+def _split(document: Document, held: int) -> tuple[Document, Document | None]:
+    """Split a document so that its end has about `held` bytes; the end is None where one side would be blank."""
+    start, end = document.split(document.size - held)
+    return (document, None) if start.blank or end.blank else (start, end)
+
+
+def _with_split(
+    documents: Sequence[Document], held: set[str], start: Document, end: Document
+) -> tuple[list[Document], list[Document]]:
+    """Return (training, held-out) documents where one document is on both sides, each with its part of it."""
+    sides: tuple[list[Document], list[Document]] = ([], [])
+    for document in documents:
+        if _group(document) == _group(end):
+            sides[0].append(start)
+            sides[1].append(end)
+        else:
+            sides[_group(document) in held].append(document)
+    return sides
 
 
 def cut_document(document: Document, parts: int = DOCUMENT_PARTS) -> list[Document]:
@@ -131,17 +298,7 @@ def cut_document(document: Document, parts: int = DOCUMENT_PARTS) -> list[Docume
     >>> [part.text for part in cut_document(Document("notes", "one\n\ntwo\n\nsix"), 3)]
     ['one\n\n', 'two\n\n', 'six']
     """
-    text = document.text
-    for separator in ("\n\n", "\n", " "):
-        if text.strip().count(separator) >= parts - 1 or separator == " ":
-            break
-    places = [0]
-    for number in range(1, parts):
-        place = text.find(separator, max(number * len(text) // parts - 1, places[-1])) + len(separator)
-        if place >= len(separator) and text[place:].strip() and text[places[-1] : place].strip():
-            places.append(place)
-    pieces = [text[start:stop] for start, stop in zip(places, [*places[1:], len(text)], strict=True)]
-    return [Document(f"{document.name}#{index}", piece, document.label) for index, piece in enumerate(pieces, 1)]
+    return document.cut(parts)
 
 
 def _group(document: Document) -> str:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fpld.data.token_stream import check_text, is_stream
 from fpld.data.tokenizers import check_token_ids
 from fpld.errors import InputError
-from fpld.seeds import derive_seed
-from fpld.storage.arrays import read_arrays
 from fpld.storage.files import canonical_json, read_json, write_atomic
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from fpld.data.tokenizers import Tokenizer
 
 FORMAT = "fpld-probe-1"
+_MAX_PERMUTED = 1 << 23  # windows of a text that are all shuffled to choose some
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class ProbeSet:
         """
         if length < 1 or contexts < 1:
             raise InputError(f"contexts and length must be at least 1, got {contexts} and {length}")
-        stream = check_token_ids(tokens, tokenizer.vocab)
+        stream = _checked_stream(tokens, tokenizer.vocab)
         if stream.ndim != 1:
             raise InputError(f"tokens must be one stream [N], got shape {stream.shape}")
         windows = stream.size // length
@@ -80,7 +80,7 @@ class ProbeSet:
 
     def redraw(self, tokens: NDArray[np.integer[Any]], *, seed: int) -> ProbeSet:
         """Draw as many contexts anew, in sequences of the same length, from the same public tokens."""
-        stream = check_token_ids(tokens, self.vocab)
+        stream = _checked_stream(tokens, self.vocab)
         wanted, length = self.sequences.shape
         if stream.ndim != 1 or stream.size < wanted * length:
             raise InputError(f"the public text must have at least {wanted * length} tokens, got shape {stream.shape}")
@@ -139,17 +139,18 @@ class ProbeSet:
 def _windows(stream: NDArray[np.integer[Any]], length: int, wanted: int, seed: int) -> NDArray[np.int32]:
     """Return some of the windows that a text is cut into, chosen at random, in text order."""
     windows = stream.size // length
-    kept = np.sort(np.random.default_rng(seed).permutation(windows)[:wanted])
-    return stream[: windows * length].reshape(windows, length)[kept].astype(np.int32)
+    rng = np.random.default_rng(seed)
+    # A permutation takes eight bytes for each window, which is too much for a very long text.
+    chosen = rng.permutation(windows)[:wanted] if windows <= _MAX_PERMUTED else rng.choice(windows, wanted, False)
+    starts = np.sort(chosen)[:, None] * length
+    sequences: NDArray[np.int32] = stream[starts + np.arange(length)].astype(np.int32)
+    return sequences
+
+
+def _checked_stream(tokens: NDArray[np.integer[Any]], vocab: int) -> NDArray[np.integer[Any]]:
+    """Return the tokens of a text; those of a stream are checked when they are read."""
+    return check_text(tokens, vocab, 0) if is_stream(tokens) else check_token_ids(tokens, vocab)
 
 
 def _is_digest(text: object) -> bool:
     return isinstance(text, str) and len(text) == 64 and all(digit in "0123456789abcdef" for digit in text)
-
-
-def round_probe(first: Path, public: Path | None, seed: int, round: int) -> ProbeSet:
-    """Return the probe set of a round: the one in the file `first`, or as many contexts drawn anew from `public`."""
-    probe = ProbeSet.load(first)
-    if public is None:
-        return probe
-    return probe.redraw(read_arrays(public)[0]["tokens"], seed=derive_seed(seed, "probe", round))

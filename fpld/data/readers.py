@@ -1,7 +1,7 @@
-"""Read documents from files and folders: plain text, JSON, CSV, Parquet, and datasets as Hugging Face saves them.
+"""Read texts from files and folders as a stream: plain text, JSON, CSV, Parquet, datasets as Hugging Face saves them.
 
-A folder is walked in sorted order, so that every machine sees the same documents in the same order. The label of a
-document is the first folder below the one that is read: a natural split uses it.
+A folder is walked in sorted order, so that every machine sees the same documents in the same order. No more than one
+document is in memory, and of a long one (`MAX_WHOLE_CHARACTERS`) a part. A `.json` file is read as a whole.
 
 =====================  ========================================================================================
 suffix                 what is in it
@@ -12,40 +12,65 @@ suffix                 what is in it
 .csv .tsv              a header, and a text a row
 .parquet               a table with a column of texts
 .arrow                 the same, as `datasets` saves it
-.gz .zst               any of these but the tables, compressed
+.gz .xz .bz2 .zst      any of these but the tables, compressed
 =====================  ========================================================================================
 """
 
 from __future__ import annotations
 
+import bz2
+import codecs
 import csv
 import gzip
 import io
 import json
 import logging
+import lzma
 import os
 import sys
+import zlib
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
-from fpld.data.documents import Document
+from fpld.data.documents import cut_place
 from fpld.errors import InputError, MissingExtraError
-from fpld.storage.files import as_utf8, read_bytes
+from fpld.storage.files import open_binary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    Reader = Callable[[Path, str], Iterator[tuple[str, str]]]
+    Chunks = Iterable[str]
+    Reader = Callable[[Path, str], Iterator[tuple[int, Chunks]]]
 
-COMPRESSED = frozenset({".gz", ".zst"})
+COMPRESSED = frozenset({".gz", ".xz", ".bz2", ".zst"})
 TEXT_SUFFIXES = frozenset({".txt", ".text", ".md", ".rst"})
+MAX_WHOLE_CHARACTERS = 4_000_000
+"""The most characters of a document that are in memory at once; a longer one comes in parts."""
+PART_CHARACTERS = 1_000_000
 _TABLES = frozenset({".parquet", ".arrow"})  # compressed inside, if at all
 # Files about a dataset beside its data, in a folder that `datasets` saved or a hub keeps.
 _METADATA_FILES = frozenset({"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"})
 _CARDS = frozenset({"README.md", "README.txt", "LICENSE.txt", "LICENSE.md"})
 _MAX_NAMED = 5  # skipped files that a line of the log names
+_BLOCK_BYTES = 1 << 20  # of a file, read at once
+_TABLE_ROWS = 256  # of a table, read at once
+_BOM = "\ufeff"
 
 log = logging.getLogger(__name__)
+
+
+class TextPart(NamedTuple):
+    """A document of a file, or a part of a long one.
+
+    `number` is the document's place in the file, counted from 1; 0 where the file is one text. `last`: nothing of the
+    document follows.
+    """
+
+    number: int
+    text: str
+    last: bool
 
 
 def content_suffix(file: Path) -> str:
@@ -61,73 +86,160 @@ def content_suffix(file: Path) -> str:
     return ends[-1] if ends else ""
 
 
-def read_texts(file: Path, field: str) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a file, each with its place in it: empty for a file that is one text, else as `:7`.
+def read_parts(file: Path, field: str) -> Iterator[TextPart]:
+    """Yield the documents of a file that are not blank, a long one in parts.
 
-    A file of any other suffix is one text.
+    A file of a suffix that is not in the table is one text.
     """
-    return READERS.get(content_suffix(file), _plain)(file, field)
+    for number, chunks in READERS.get(content_suffix(file), _plain)(file, field):
+        yield from _parts(number, chunks)
 
 
-def _content(file: Path) -> str:
-    """Read a file, decompressed, as UTF-8."""
+def _parts(number: int, chunks: Chunks) -> Iterator[TextPart]:
+    """Join the chunks of a document; cut it if it is long."""
+    start: list[str] = []
+    length = 0
+    remaining = iter(chunks)
+    for chunk in remaining:
+        start.append(chunk)
+        length += len(chunk)
+        if length > MAX_WHOLE_CHARACTERS:
+            break
+    text = "".join(start)
+    if length <= MAX_WHOLE_CHARACTERS:
+        if text.strip():
+            yield TextPart(number, text, True)
+        return
+    del start
+    rest = ""
+    for chunk in chain([text], remaining):
+        rest += chunk
+        place = 0
+        while len(rest) - place > 2 * PART_CHARACTERS:
+            stop = cut_place(rest, place + PART_CHARACTERS, place + 2 * PART_CHARACTERS)
+            yield TextPart(number, rest[place:stop], False)
+            place = stop
+        rest = rest[place:]
+    yield TextPart(number, rest, True)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[BinaryIO]:
+    """Open a file, decompressed; a file that is no whole one of its kind is an InputError."""
     compression = file.suffix.lower()
-    try:
-        if compression == ".gz":
-            return as_utf8(gzip.decompress(read_bytes(file)), file)
-        if compression == ".zst":
-            with pyarrow_library("a .zst file").input_stream(str(file), compression="zstd") as stream:
-                return as_utf8(stream.read(), file)
-    except (OSError, EOFError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{file} must be a whole {compression} file: {error}") from None
-    return as_utf8(read_bytes(file), file)
+    with open_binary(file) as stream:
+        if compression not in COMPRESSED:
+            yield stream
+            return
+        try:
+            yield _decompressed(stream, file, compression)
+        except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{file} must be a whole {compression} file: {error}") from None
 
 
-def _plain(file: Path, _field: str) -> Iterator[tuple[str, str]]:
-    yield "", _content(file)
+def _decompressed(stream: BinaryIO, file: Path, compression: str) -> BinaryIO:
+    if compression == ".gz":
+        return cast("BinaryIO", gzip.open(stream))
+    if compression == ".xz":
+        return cast("BinaryIO", lzma.open(stream))
+    if compression == ".bz2":
+        return cast("BinaryIO", bz2.open(stream))
+    source = pyarrow_library("a .zst file").input_stream(str(file), compression="zstd")
+    return cast("BinaryIO", io.BufferedReader(source, _BLOCK_BYTES))
 
 
-def _json_lines(file: Path, field: str) -> Iterator[tuple[str, str]]:
-    # split, not splitlines: a line separator of Unicode may stand inside a JSON string.
-    for number, line in enumerate(_content(file).split("\n"), start=1):
-        if line.strip():
-            place = f":{number}"
-            yield place, _text(_parsed(line, f"{file}{place}", "one JSON object"), field, f"{file}{place}")
+def _plain(file: Path, _field: str) -> Iterator[tuple[int, Chunks]]:
+    yield 0, _decoded(file)
 
 
-def _json(file: Path, field: str) -> Iterator[tuple[str, str]]:
-    value = _parsed(_content(file), str(file), "JSON")
-    for number, row in enumerate(value if isinstance(value, list) else [value], start=1):
-        yield f":{number}", _text(row, field, f"{file}:{number}")
+def _decoded(file: Path) -> Iterator[str]:
+    """Yield a file's text in blocks, without a byte order mark at its start."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = 0
+    started = False
+    with _opened(file) as stream:
+        while True:
+            block = stream.read(_BLOCK_BYTES)
+            before = offset - len(decoder.getstate()[0])  # bytes of a character that the last block cut
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise _no_utf8(file, before + error.start, error) from None
+            offset += len(block)
+            if text and not started:
+                text = text.removeprefix(_BOM)
+                started = True
+            if text:
+                yield text
+            if not block:
+                return
 
 
-def _csv(file: Path, field: str) -> Iterator[tuple[str, str]]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # its own limit is shorter than a document
-    rows = csv.DictReader(
-        io.StringIO(_content(file), newline=""), delimiter="\t" if content_suffix(file) == ".tsv" else ","
+def _no_utf8(file: Path, place: int, error: UnicodeDecodeError) -> InputError:
+    return InputError(
+        f"{file} must be UTF-8, but byte {place} is 0x{error.object[error.start]:02x} ({error.reason}): "
+        "convert the file to UTF-8, or leave it out"
     )
-    try:
-        for number, row in enumerate(rows, start=1):
-            yield f":{number}", _text({key: value or "" for key, value in row.items()}, field, f"{file}, row {number}")
-    except csv.Error as error:
-        raise InputError(f"{file} must be CSV with a header: {error}") from None
 
 
-def _parquet(file: Path, field: str) -> Iterator[tuple[str, str]]:
+def _json_lines(file: Path, field: str) -> Iterator[tuple[int, Chunks]]:
+    # Lines end at a line feed alone: a line separator of Unicode may stand inside a JSON string.
+    offset = 0
+    with _opened(file) as stream:
+        for number, content in enumerate(stream, start=1):
+            try:
+                line = content.decode()
+            except UnicodeDecodeError as error:
+                raise _no_utf8(file, offset + error.start, error) from None
+            offset += len(content)
+            line = line.removeprefix(_BOM) if number == 1 else line
+            if line.strip():
+                place = f"{file}:{number}"
+                yield number, [_text(_parsed(line, place, "one JSON object"), field, place)]
+
+
+def _json(file: Path, field: str) -> Iterator[tuple[int, Chunks]]:
+    value = _parsed("".join(_decoded(file)), str(file), "JSON")
+    for number, row in enumerate(value if isinstance(value, list) else [value], start=1):
+        yield number, [_text(row, field, f"{file}:{number}")]
+
+
+def _csv(file: Path, field: str) -> Iterator[tuple[int, Chunks]]:
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # its own limit is shorter than a document
+    with _opened(file) as stream:
+        lines = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+        rows = csv.DictReader(lines, delimiter="\t" if content_suffix(file) == ".tsv" else ",")
+        try:
+            for number, row in enumerate(rows, start=1):
+                place = f"{file}, row {number}"
+                yield number, [_text({key: value or "" for key, value in row.items()}, field, place)]
+        except csv.Error as error:
+            raise InputError(f"{file} must be CSV with a header: {error}") from None
+        except UnicodeDecodeError:
+            for _ in _decoded(file):  # it says which byte it is
+                pass
+            raise
+
+
+def _parquet(file: Path, field: str) -> Iterator[tuple[int, Chunks]]:
     pyarrow_library("Parquet")
     from pyarrow import parquet
 
-    return _columns(file, field, lambda: _batches(parquet.ParquetFile(file), file, field))
+    return _columns(
+        file,
+        field,
+        lambda: _batches(parquet.ParquetFile(file, buffer_size=_BLOCK_BYTES, pre_buffer=False), file, field),
+    )
 
 
 def _batches(table: Any, file: Path, field: str) -> Iterable[Any]:
     _has(field, table.schema_arrow.names, file)
-    return table.iter_batches(columns=[field])  # type: ignore[no-any-return]
+    return table.iter_batches(batch_size=_TABLE_ROWS, columns=[field])  # type: ignore[no-any-return]
 
 
-def _arrow(file: Path, field: str) -> Iterator[tuple[str, str]]:
+def _arrow(file: Path, field: str) -> Iterator[tuple[int, Chunks]]:
     pyarrow_library("a folder of datasets")
     from pyarrow import ipc
 
@@ -140,14 +252,14 @@ def _arrow(file: Path, field: str) -> Iterator[tuple[str, str]]:
     return _columns(file, field, batches)
 
 
-def _columns(file: Path, field: str, batches: Callable[[], Iterable[Any]]) -> Iterator[tuple[str, str]]:
+def _columns(file: Path, field: str, batches: Callable[[], Iterable[Any]]) -> Iterator[tuple[int, Chunks]]:
     number = 0
     try:
         for batch in batches():
             for value in batch.column(0).to_pylist():
                 number += 1
                 if value is not None:
-                    yield f":{number}", _text({field: value}, field, f"{file}, row {number}")
+                    yield number, [_text({field: value}, field, f"{file}, row {number}")]
     except (OSError, pyarrow_library("a table").ArrowException) as error:
         raise InputError(f"{file} must be a whole table: {str(error).partition(chr(10))[0]}") from None
 
@@ -201,36 +313,8 @@ READERS: dict[str, Reader] = {
 }
 
 
-def read_documents(path: str | os.PathLike[str], *, field: str = "text") -> list[Document]:
-    """Read all documents at `path`: a file, or a folder of files; files that are skipped are named in the log.
-
-    Parameters
-    ----------
-    path
-        A file of a suffix above (one of any other suffix is one text), or a folder that is walked recursively, such as
-        one saved by `datasets` or kept by a hub. Hidden files and links to folders are passed over.
-    field
-        The field or column of records that holds the text.
-
-    Returns
-    -------
-    list of Document
-        The documents that are not empty, in the order of their paths and places.
-    """
-    root = Path(path)
-    if not root.exists():
-        raise InputError(f"{root} does not exist: give the path of an existing file or folder")
-    files = _chosen(root) if root.is_dir() else [root]
-    documents: list[Document] = []
-    for file in files:
-        documents.extend(_read_file(file, root, field))
-    if not documents:
-        raise InputError(f"{root} holds only empty documents: give text of at least one character")
-    return documents
-
-
-def _chosen(root: Path) -> list[Path]:
-    """Return the files of a folder that hold text, in order; name the others."""
+def text_files(root: Path) -> list[Path]:
+    """Return the files of a folder that hold text, in the order of their paths; the log names the others."""
     files = _walk(root)
     records = any(content_suffix(file) not in TEXT_SUFFIXES and _readable(file) for file in files)
     taken = [file for file in files if _readable(file) and not (records and file.name in _CARDS)]
@@ -257,11 +341,3 @@ def _walk(root: Path) -> list[Path]:
         files.extend(Path(folder, name) for name in names if not name.startswith("."))
     # By parts, not as strings: the order must not depend on the separator of the operating system.
     return sorted(files, key=lambda file: file.parts)
-
-
-def _read_file(file: Path, root: Path, field: str) -> Iterator[Document]:
-    relative = file.relative_to(root) if file != root else Path(file.name)
-    label = relative.parts[0] if len(relative.parts) > 1 else ""
-    for place, text in read_texts(file, field):
-        if text.strip():
-            yield Document(f"{relative.as_posix()}{place}", text, label)

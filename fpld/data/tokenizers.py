@@ -13,11 +13,14 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from fpld.data.documents import cut_at_lines
+from fpld.data.encoding import batch_ids, utf8
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.files import canonical_json, read_utf8, write_atomic
 
@@ -27,10 +30,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fpld.data.documents import Document
 
 FORMAT = "fpld-tokenizer-1"
-SEPARATOR = "\n\n"  # after each document of a stream
+_PIECE_CHARACTERS = 1 << 16  # of a long text that several threads encode
 
 
 @runtime_checkable
@@ -47,6 +49,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of `text`."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Return the token ids of each text, as `encode` gives them, in integers of `token_type`."""
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
         """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
@@ -94,6 +99,10 @@ class ByteTokenizer(_LibraryTokenizer):
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the bytes of `text`."""
         return np.frombuffer(utf8(text), np.uint8).astype(np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Return the bytes of each text."""
+        return [np.frombuffer(utf8(text), np.uint8) for text in texts]
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
         """Return the text of bytes."""
@@ -155,8 +164,8 @@ class BpeTokenizer(_LibraryTokenizer):
         # Merges are pairs of strings, or in older releases of the library one string with a blank between.
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in serial["merges"])
         return cls(
-            [_from_printable(name) for name in names],
-            [(_from_printable(left), _from_printable(right)) for left, right in pairs],
+            [from_printable(name) for name in names],
+            [(from_printable(left), from_printable(right)) for left, right in pairs],
         )
 
     @property
@@ -164,11 +173,30 @@ class BpeTokenizer(_LibraryTokenizer):
         """Return V, the number of token ids."""
         return len(self._tokens)
 
+    @property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """Return the bytes of each token."""
+        return self._tokens
+
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of `text`."""
         utf8(text)
         # The fast call computes no offsets, which saves a quarter of the time.
         return np.array(self._library.encode_batch_fast([text])[0].ids, np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Return the token ids of each text, encoded in parallel.
+
+        Long texts are cut where a byte-level BPE splits them into words anyway, so that threads share them.
+        """
+        pieces: list[str] = []
+        counts: list[int] = []
+        for text in texts:
+            before = len(pieces)
+            pieces += cut_at_lines(text, _PIECE_CHARACTERS)
+            counts.append(len(pieces) - before)
+        arrays = iter(batch_ids(self._library, pieces, self.vocab))
+        return [np.concatenate(list(islice(arrays, count))) for count in counts]
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
         """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
@@ -228,6 +256,10 @@ class PretrainedTokenizer(_LibraryTokenizer):
         utf8(text)
         return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Return the token ids of each text, encoded in parallel."""
+        return batch_ids(self._backend, texts, self.vocab)
+
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
         """Return the text of token ids."""
         ids = check_token_ids(tokens, self.vocab).ravel().tolist()
@@ -280,8 +312,8 @@ def _parse(value: dict[str, Any], vocab: int | None) -> Tokenizer | None:
     names = sorted(ids, key=ids.__getitem__)
     if [ids[name] for name in names] != list(range(len(names))):
         raise InputError("ids must be 0, 1, 2, ...")
-    tokens = [_from_printable(name) for name in names]
-    merges = [(_from_printable(left), _from_printable(right)) for left, right in pairs]
+    tokens = [from_printable(name) for name in names]
+    merges = [(from_printable(left), from_printable(right)) for left, right in pairs]
     if not merges and tokens == [bytes([byte]) for byte in range(256)]:
         return ByteTokenizer()
     return BpeTokenizer(tokens, merges)
@@ -315,12 +347,6 @@ def _content(serial: str) -> dict[str, Any]:
     return {"kind": model.get("type"), "vocab": model.get("vocab"), "merges": merges, "added": added, **kept}
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> NDArray[np.int32]:
-    """Return one stream of tokens: each document, followed by an empty line."""
-    parts = [tokenizer.encode(document.text + SEPARATOR) for document in documents]
-    return np.concatenate(parts) if parts else np.empty(0, np.int32)
-
-
 def bits_per_byte(nats: float, tokens: NDArray[np.integer[Any]], tokenizer: Tokenizer) -> float:
     """Turn a mean loss in nats per token on `tokens` into bits per byte of their text.
 
@@ -351,16 +377,6 @@ def check_token_ids(tokens: NDArray[np.integer[Any]], vocab: int) -> NDArray[np.
     return array
 
 
-def utf8(text: str) -> bytes:
-    """Encode a text as UTF-8; raise InputError for half a surrogate pair."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"text must be what UTF-8 can hold, but character {error.start} is half of a surrogate pair"
-        ) from None
-
-
 @functools.cache
 def _alphabet() -> tuple[dict[int, str], dict[str, int]]:
     """Return the printable character that byte-level BPE writes for each byte, and its inverse.
@@ -378,7 +394,8 @@ def _printable(token: bytes) -> str:
     return "".join(to[byte] for byte in token)
 
 
-def _from_printable(name: str) -> bytes:
+def from_printable(name: str) -> bytes:
+    """Return the bytes that a token of a byte-level BPE stands for, from its printable form."""
     _, back = _alphabet()
     return bytes(back[character] for character in name)
 

@@ -6,9 +6,12 @@ one pool of workers, and writes the results.
 
 from __future__ import annotations
 
+import secrets
+import shutil
 import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +20,26 @@ from fpld.baselines.context import BaselineContext
 from fpld.baselines.reference import base_row
 from fpld.engines.base import CollectedReplies
 from fpld.engines.pool import Counting, Lanes, make_pool, stop_on_interrupt
+from fpld.errors import FpldError
 from fpld.federation import workers
 from fpld.federation.evaluation import finish_run, own_rows, write_own
 from fpld.federation.prepare import claim, prepare
 from fpld.federation.record import Heldout, Incident, task_kinds
 from fpld.federation.rounds import Federation
 from fpld.federation.telemetry import Status, loop_files
-from fpld.federation.workers import evaluation_arguments
+from fpld.federation.workers import evaluation_arguments, heldout_path
 from fpld.node.round import NodePaths, learn_from_student
 from fpld.node.spec import node_specs
 from fpld.node.training import write_privacy_report
 from fpld.progress import ProgressLabel, run_labelled
 from fpld.protocol.fast_paths import warm_up
 from fpld.registry import baselines, codecs
-from fpld.storage.run_folder import HELDOUT, PRIOR, WINDOWS, RunFolder, is_complete, record_digests, text_file
+from fpld.storage.files import TEMPORARY_PREFIX
+from fpld.storage.run_folder import PREPARED, PRIOR, WINDOWS, RunFolder, is_complete, record_digests, text_file
 from fpld.students.heldout import mean_losses, window_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Executor, Future
     from pathlib import Path
 
@@ -128,7 +133,12 @@ class LocalEngine:
         label = ProgressLabel(federation.name, federation.state.round, "student")
         nats = self._setup.pool.submit(run_labelled, label, workers.evaluate, *arguments).result()
         self._federation.store.write_json(WINDOWS, window_losses(nats, self._setup.config.probe.length))
-        return Heldout(mean_losses(nats), self._bytes_per_token)
+        losses = mean_losses(nats)
+        if federation.done:
+            return Heldout(losses, self._bytes_per_token)
+        # Over a network the student goes to those that the next round asks, and they evaluate it.
+        asked = set(federation.asked(federation.state.round + 1))
+        return Heldout([loss if node in asked else None for node, loss in enumerate(losses)], self._bytes_per_token)
 
 
 def _timed(label: ProgressLabel, job: Callable[..., bytes], *arguments: Any) -> tuple[bytes, float]:
@@ -179,14 +189,31 @@ def federate(
 def run_local(config: Config, text: str, out: Path, *, resume: bool) -> list[Row]:
     """Run all of a configuration into a folder; return the table's rows. What goes on is logged."""
     store = RunFolder(out)
-    with store.lock(), Status(store) as status, loop_files(store):
+    with store.lock() as made, _removed_after_failed_start(store, made), Status(store) as status, loop_files(store):
         claim(store, text, resume)
         status.set("preparing")
-        with make_pool(config.engine.workers) as pool:
+        with make_pool(config.engine.workers, config.engine.compute) as pool:
             if config.engine.workers:
                 pool.submit(warm_up, config.codec.name, config.combine.rule)
             prepared = prepare(config, store)
             return _run(config, store, prepared, pool, status)
+
+
+@contextmanager
+def _removed_after_failed_start(store: RunFolder, made: bool) -> Iterator[None]:
+    """Remove the folder that this start has made if it fails before there is anything to resume.
+
+    Only the process that made the folder removes it, and while it holds the lock: another start on it is refused.
+    """
+    try:
+        yield
+    except FpldError:
+        if made and not store.has(PREPARED):
+            # The name goes first, and at once: whoever comes now makes a folder of its own, and nothing of it is lost.
+            doomed = store.path.with_name(f"{TEMPORARY_PREFIX}{store.path.name}.{secrets.token_hex(4)}")
+            store.path.rename(doomed)
+            shutil.rmtree(doomed)
+        raise
 
 
 def _run(config: Config, store: RunFolder, prepared: Prepared, pool: Executor, status: Status) -> list[Row]:
@@ -212,8 +239,8 @@ def _run(config: Config, store: RunFolder, prepared: Prepared, pool: Executor, s
         lanes.allow(count)
         rows = base_row(bench)
         nodes = federation.store.path / "nodes"
-        heldout = store.path / HELDOUT
-        differ = any(node.student for node in config.nodes)
+        heldout = [heldout_path(config, store, node) for node in range(len(config.nodes))]
+        differ = any(node.differs for node in config.nodes)
         whose = nodes, heldout, config.probe.length, federation.run_id
         for learning in submit_learning(federation, lanes.lane(0)):
             learning.result()
@@ -235,7 +262,7 @@ def jobs_in(config: Config) -> int:
     """Count the jobs of a run: a node's round, a distillation, a training and an evaluation are one each."""
     predicting = config.update_bits is None and codecs.get(config.codec.name).traits.prior
     in_round = len(config.nodes) + 2 + predicting + (config.run.continuations > 0)
-    adopting = sum(node.student is not None for node in config.nodes)
+    adopting = sum(node.differs for node in config.nodes)
     return 2 + config.run.rounds * in_round + adopting + baseline_jobs(config)
 
 

@@ -10,18 +10,26 @@ import signal
 import threading
 from collections import deque
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fpld.errors import ResourceError
 from fpld.federation.telemetry import LOGGER
+from fpld.node.training import use_compute
 from fpld.progress import CURVE_LOGGER
+from fpld.students.configs import Compute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 log = logging.getLogger(__name__)
 
+_WORKER_LOST = (
+    "a worker process was killed, perhaps for lack of memory: free some memory, or set engine.workers lower; --resume "
+    "goes on from the last closed round"
+)
 Job = tuple[Future[Any], "Callable[[], Any]"]
 
 
@@ -163,8 +171,10 @@ class Lane(Executor):
         return self._lanes.submit(self._number, partial(fn, *args, **kwargs))
 
 
-def make_pool(workers: int) -> Executor:
-    """Make a pool of processes with one thread each; none: work in this process."""
+def make_pool(workers: int, compute: Compute | None = None) -> Executor:
+    """Make a pool of processes that compute with what `compute` says; no workers: work in this process."""
+    compute = compute or Compute()
+    use_compute(compute)
     if workers == 0:
         return Inline()
     # Before NumPy and PyTorch start in the children: two libraries' threads on two cores slow each other down tenfold.
@@ -173,20 +183,30 @@ def make_pool(workers: int) -> Executor:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # A run that is stopped ends at once, and Python's tracker process cleans up after it: no need to warn about it.
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
-    return Workers(workers)
+    return Workers(workers, compute)
 
 
 class Workers(ProcessPoolExecutor):
     """Worker processes; what they log is logged in this one, at the levels that it has when they are made."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, compute: Compute) -> None:
         context = multiprocessing.get_context("spawn")
         self._records: Any = context.Queue()
         self._listener: logging.handlers.QueueListener | None
         self._listener = logging.handlers.QueueListener(self._records, _Here())
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in (LOGGER, CURVE_LOGGER)}
-        super().__init__(workers, context, _begin, (self._records, levels))
+        super().__init__(workers, context, _begin, (self._records, levels, compute))
         self._listener.start()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit a job; its future raises ResourceError if a worker is lost, whichever job that one had."""
+        try:
+            job = super().submit(fn, *args, **kwargs)
+        except BrokenProcessPool:
+            raise ResourceError(_WORKER_LOST) from None
+        future: Future[Any] = Future()
+        job.add_done_callback(partial(_pass_on, future))
+        return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers; the last that they logged is logged before this returns."""
@@ -198,12 +218,27 @@ class Workers(ProcessPoolExecutor):
             self._records.close()
 
     def kill(self) -> None:
-        """Kill the workers: what they do, and all that is submitted after, fails with BrokenProcessPool."""
+        """Kill the workers: what they do, and all that is submitted after, fails with ResourceError."""
         # A worker may die with the lock of the queue of records, so nobody may wait for what is in it.
         self._listener = None
         self._records.cancel_join_thread()
         for process in list((self._processes or {}).values()):
             process.kill()
+
+
+def _pass_on(future: Future[Any], job: Future[Any]) -> None:
+    """Give a future what came of a job of a pool of processes."""
+    if job.cancelled():
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    error = job.exception()
+    if isinstance(error, BrokenProcessPool):
+        future.set_exception(ResourceError(_WORKER_LOST))
+    elif error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(job.result())
 
 
 @contextmanager
@@ -229,8 +264,9 @@ class _Here(logging.Handler):
         logging.getLogger(record.name).handle(record)
 
 
-def _begin(records: Any, levels: dict[str, int]) -> None:
+def _begin(records: Any, levels: dict[str, int], compute: Compute) -> None:
     """Begin a worker: leave signals to the parent, and send it what is logged."""
+    use_compute(compute)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handler = logging.handlers.QueueHandler(records)
     for name, level in levels.items():

@@ -20,15 +20,16 @@ import numpy as np
 
 from fpld import students
 from fpld.data import load_tokenizer
+from fpld.data.token_stream import open_text
 from fpld.errors import StorageError
 from fpld.federation.record import SampleText, best_round
-from fpld.federation.telemetry import RESULT
+from fpld.federation.telemetry import RESULT, Position
 from fpld.node.training import open_student
 from fpld.progress import ProgressLabel, followed_by, run_labelled, show_seconds
 from fpld.seeds import derive_seed
-from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import BEST_STUDENT, PROGRESS, PUBLIC, TOKENIZER
 from fpld.students.generate import continuation
+from fpld.validation import shortened_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +89,9 @@ class Callback:
     def completed(self, trace: Sequence[RoundRecord], student: Arrays) -> None:
         """Note that the last record of a trace has its held-out losses, which are those of `student`."""
 
+    def ended(self, *, failed: bool) -> None:
+        """Note that this process makes no more rounds: all are made, or one has failed."""
+
 
 class Callbacks(Callback):
     """Several callbacks as one, called in their order."""
@@ -136,6 +140,10 @@ class Callbacks(Callback):
         for each in self._callbacks:
             each.completed(trace, student)
 
+    def ended(self, *, failed: bool) -> None:
+        for each in self._callbacks:
+            each.ended(failed=failed)
+
 
 def default_callbacks(setup: Setup) -> list[Callback]:
     """Return the callbacks of every run."""
@@ -177,7 +185,8 @@ class ProgressFile(Callback):
         self._started = time.monotonic()
         self._state.update(round=round, opened=time.time(), phase="collecting")
         self._nodes = [
-            {"name": name, "state": "working", "bits": float(allotted), "bytes": 0, "reason": ""}
+            {"name": name, "state": "working" if allotted else "not asked", "bits": float(allotted), "bytes": 0}
+            | {"reason": ""}
             | {"seconds": None, "work": None}
             for name, allotted in zip(self._names, bits, strict=True)
         ]
@@ -243,33 +252,44 @@ class ProgressFile(Callback):
 
 
 class RoundLog(Callback):
-    """Write a line to the log when something begins or ends."""
+    """Write a line to the log when something begins or ends, each with the federation's position."""
 
     def __init__(self, method: str, names: Sequence[str], rounds: int) -> None:
         self._method = method
         self._names = names
         self._rounds = rounds
         self._round = 0
+        self._answered = 0
+        self._asked = len(names)
+        self._missing: list[Incident] = []
         self._started = time.monotonic()
         self._seconds: list[float] = []  # that rounds have taken, since this process began
 
     def opened(self, round: int, bits: Sequence[float]) -> None:
         """Log that nodes are at work."""
         self._round = round
+        self._answered = 0
+        self._asked = sum(allotted > 0 for allotted in bits)
+        self._missing = []
         self._started = time.monotonic()
-        self._log(f"local training at {len(bits)} nodes; next: {_NEXT_PHASE['collecting']}")
+        self._log(f"local training at {self._asked} nodes; next: {_NEXT_PHASE['collecting']}")
 
     def answered(self, receipt: Receipt, size: int, left: int) -> None:
         """Log what became of a frame."""
         why = f" ({receipt.reason})" if receipt.reason else ""
+        self._answered = self._asked - left
         self._log(f"{self._names[receipt.node]} {receipt.verdict}{why}; {left} nodes to come")
 
     def missing(self, round: int, incident: Incident) -> None:
-        """Log who did not answer."""
-        self._log(str(incident))
+        """Note who did not answer; the next phase warns of all of them."""
+        self._missing.append(incident)
 
     def phase(self, round: int, name: str) -> None:
         """Log a phase, and what follows it."""
+        if self._missing:
+            absent = shortened_list(list(map(str, self._missing)))
+            log.warning("%s, round %d goes on without %s", self._method, self._round, absent)
+            self._missing = []
         if name == "closed":
             self._seconds.append(time.monotonic() - self._started)
         else:
@@ -284,16 +304,30 @@ class RoundLog(Callback):
             text = "nobody evaluated the student"
         else:
             text = f"held-out loss {record.heldout_loss:.4f} nats per token"
-            if len(sites) < len(self._names):
+            if any(each.asked is not None for each in trace):
+                text += f" (over the {len(sites)} sites that evaluated it)"
+            elif len(sites) < len(self._names):
                 text += f" (over {', '.join(sites)}, who evaluated every round)"
         to_go = self._rounds - record.round
         if to_go:
-            mean = sum(self._seconds) / max(len(self._seconds), 1)
-            text += f"; {to_go} to go, about {show_seconds(to_go * mean)}"
+            text += f"; {to_go} to go, about {show_seconds(to_go * self._mean_seconds)}"
         log.info("%s, round %d: %s", self._method, record.round, text, extra=RESULT)
 
+    @property
+    def _mean_seconds(self) -> float:
+        """Return the mean time of a round so far, 0 before the first has ended."""
+        return sum(self._seconds) / max(len(self._seconds), 1)
+
+    def _position(self) -> Position:
+        part = self._answered / self._asked
+        words = [f"round {self._round} of {self._rounds}", f"{self._answered} of {self._asked} nodes"]
+        if self._seconds:
+            passed = min(time.monotonic() - self._started, self._mean_seconds)
+            words.append(f"{show_seconds((self._rounds - self._round + 1) * self._mean_seconds - passed)} left")
+        return Position(self._round - 1 + part, self._rounds, ", ".join(words))
+
     def _log(self, text: str) -> None:
-        log.info("%s, round %d: %s", self._method, self._round, text)
+        log.info("%s, round %d: %s", self._method, self._round, text, extra={"position": self._position()})
 
 
 class SampleTexts(Callback):
@@ -324,7 +358,7 @@ def sample_texts(base: Path, state: Arrays, tokenizer: Path, public: Path, count
     """
     student = open_student(base, state)
     words = load_tokenizer(tokenizer, vocab=student.vocab)
-    texts = prompts(read_arrays(public)[0]["tokens"], words, count=count, seed=seed)
+    texts = prompts(open_text(public).tokens, words, count=count, seed=seed)
     with followed_by("noting them"):
         return write_samples(student, words, texts, seed=seed)
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
+from fpld.federation.prepare import read_use
 from fpld.node.training import read_kept_model
-from fpld.storage.run_folder import BEST_STUDENT, OWN_LOSSES, RESULT, STUDENT, STUDENT_BEST, TRACE, WINDOWS
+from fpld.storage.run_folder import BASE_LOSSES, BEST_STUDENT, OWN_LOSSES, RESULT, STUDENT, STUDENT_BEST, TRACE, WINDOWS
 from fpld.students.heldout import loss_difference
 
 if TYPE_CHECKING:
@@ -29,12 +30,16 @@ _MAX_EXPONENT = 700.0  # nats: the exponential of more is no float any more
 def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
     """Write what a federation has come to into the run's folder; return the table, with the others' rows first."""
     setup = federation.setup
-    table = [*compare(others, federation), federation_row("fpld", federation)]
+    rows = [*others, *base_rows(federation)]
+    table = [*compare(rows, federation), federation_row("fpld", federation)]
     students.write_state(setup.run.path / STUDENT, federation.state.student, like=setup.base)
     if federation.store.has(BEST_STUDENT):
         best = read_kept_model(federation.store.path / BEST_STUDENT, federation.identity)
         students.write_state(setup.run.path / STUDENT_BEST, best, like=setup.base)
     setup.run.write(TRACE, (federation.store.path / TRACE).read_bytes())
+    left_out = "; ".join(use.left_out for use in read_use(setup.run) if use.left_out)
+    if left_out:
+        table = [row | {"left_out": left_out} for row in table]
     setup.run.write_json(RESULT, table)
     return table
 
@@ -57,6 +62,21 @@ def federation_row(method: str, federation: Federation) -> Row:
     sent = sum(record.sent for record in federation.trace)
     down = sum(record.downlink_bytes for record in federation.trace)
     return table_row(method, last.heldout_loss, last.heldout_bits_per_byte, sent, down)
+
+
+def base_rows(federation: Federation) -> list[Row]:
+    """Return a row with the loss of the base model, if the nodes have evaluated it with their first task.
+
+    It is the mean over the sites that evaluated every round, as the federation's own is.
+    """
+    if not federation.store.has(BASE_LOSSES):
+        return []
+    base = federation.store.read_json(BASE_LOSSES)
+    sites = set(federation.trace[-1].heldout_sites or [])
+    losses = [loss for name, loss in zip(federation.names, base["losses"], strict=True) if name in sites]
+    if not losses or None in losses:
+        return []
+    return [measured_row("base", losses, base["bytes_per_token"], 0, 0)]
 
 
 def measured_row(

@@ -21,9 +21,11 @@ from fpld.budget.limits import Uplinks, senders
 from fpld.config.config import Finding
 from fpld.data.fetch import ARCHIVES, cache_folder
 from fpld.errors import FpldError, InputError
-from fpld.federation.prepare import deal, read_corpus
+from fpld.federation.prepare import deal, public_documents, read_corpus, sample_public
 from fpld.federation.state import configured_budget, update_budget
-from fpld.node.text import first_documents
+from fpld.federation.tracking import tracker_class
+from fpld.node.spec import make_node_spec
+from fpld.node.text import split_text
 from fpld.node.training import make_student
 from fpld.privacy.accounting import accounting_library
 from fpld.protocol.wire import OVERHEAD_BYTES
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fpld.config import Config
+    from fpld.config.sections import EngineSection
     from fpld.data import Document, Tokenizer
     from fpld.students import Student
     from fpld.students.configs import StudentChoice
@@ -47,6 +50,7 @@ _TIMED_STEPS = 3
 _MAX_TIMED_PARAMETERS = 20_000_000  # of a model that is made only to be timed
 _PROCESS_BYTES = 300_000_000  # of a process with PyTorch in it
 _TRAINING_COPIES = 4  # of a model while it trains: weights, gradients and the two moments of AdamW
+_BUILT_IN_BYTES = 20_000_000  # of the largest corpus that is not an archive
 T = TypeVar("T")
 
 
@@ -64,17 +68,25 @@ def expected_cost(config: Config, *, baseline_steps: int) -> Iterator[Finding]:
     student = make_student(config.student, vocab, 0)
     logits = 4 * max(config.probe.contexts, config.written_contexts) * vocab
     size = 4 * student.parameters
+    batch = 4 * getattr(settings, "batch", 1) * getattr(settings, "length", 1) * vocab
     federations = 1 + ("float32" in config.baselines.methods)
     # Models of each node and of the rounds; the prior's integers, and a node's last frame and reconstruction.
-    disk = federations * ((3 * len(config.nodes) + 4) * size + 2 * logits) + 8 * config.data.limit
+    disk = federations * ((3 * len(config.nodes) + 4) * size + 2 * logits) + 4 * _text_bytes(config)
     free = shutil.disk_usage(_existing(Path(config.run.out))).free
     text = f"{show_size(disk)} at most, {show_size(free)} are free"
     yield Finding("run.out", f"disk: {text}", wrong=disk > free)
     workers = config.engine.workers
-    memory = 3 * logits + max(workers, 1) * (_TRAINING_COPIES * size + logits // 4) + (workers + 1) * _PROCESS_BYTES
+    training = _TRAINING_COPIES * (size + batch) + logits // 4
+    memory = 3 * logits + max(workers, 1) * training + (workers + 1) * _PROCESS_BYTES
     free_memory = _free_memory()
     text = "" if free_memory is None else f", {show_size(free_memory)} are free"
+    most = config.engine.memory
+    if most is not None and most < (free_memory or most + 1):
+        free_memory = most
+        text = f", engine.memory allows {show_size(most)}"
     yield Finding("engine.workers", f"memory: about {show_size(memory)}{text}", wrong=memory > (free_memory or memory))
+    if memory > (free_memory or memory):  # the steps that are timed would not fit either
+        return
     steps = baseline_steps + config.federation_steps + (0 if config.base is None else config.base.steps)
     seconds = _step_seconds(student) * steps / max(min(config.engine.workers, len(config.nodes)), 1)
     yield Finding(
@@ -95,6 +107,18 @@ def _minutes(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _text_bytes(config: Config) -> int:
+    """Return the most bytes of text that a run on this machine tokenizes, by the sizes of files and archives."""
+    sources = [path for path in (config.data.path, *(node.data for node in config.nodes)) if path is not None]
+    places = [data.text_folder(path) for path in sources]
+    size = sum(_file_bytes(place) for place in places if place.exists())
+    name = config.data.corpus
+    if name is not None:
+        size += ARCHIVES[name].size if name in ARCHIVES else _BUILT_IN_BYTES
+    limit = config.data.limit
+    return size if limit is None else min(size, limit * len(config.nodes))
 
 
 def _existing(path: Path) -> Path:
@@ -120,8 +144,19 @@ class Preflight:
 
     def findings(self) -> list[Finding]:
         """Return all findings, in the order of the sections."""
-        findings = [*self._texts(), *self._tokenizer(), *self._students(), *self._rule(), *self._budget()]
+        findings = [
+            *self._trackers(),
+            *self._texts(),
+            *self._tokenizer(),
+            *self._students(),
+            *self._rule(),
+            *self._budget(),
+        ]
         return findings if self._config.privacy is None else [*findings, *self._privacy()]
+
+    def _trackers(self) -> Iterator[Finding]:
+        for name in self._config.run.track:
+            yield from _tried("run.track", partial(tracker_class, name))[1]
 
     def _texts(self) -> Iterator[Finding]:
         config = self._config
@@ -132,9 +167,13 @@ class Preflight:
         public, problems = _tried("probe.source", lambda: self._public(corpus))
         yield from problems
         if public is not None:
-            yield Finding(
-                "probe.source", f"{len(public)} documents, {sum(d.size for d in public):,} bytes", wrong=False
-            )
+            sample = sample_public(config, public)
+            size = data.total_size(public)
+            use = data.TextUse("public text", len(public), size, data.total_size(sample), 0, "probe.limit")
+            more = f"; {use.left_out}" if use.left_out else ""
+            yield Finding("probe.source", f"{use.documents} documents, {use.bytes:,} bytes{more}", wrong=False)
+        if config.data.limit is not None:
+            yield Finding("data.limit", f"a node uses at most {config.data.limit:,} bytes of its text", wrong=False)
         if self._local:
             yield from self._nodes(corpus)
 
@@ -157,13 +196,12 @@ class Preflight:
         public = [document for document in corpus if document.label == config.probe.source]
         if not public:
             labels = sorted({document.label for document in corpus if document.label})
-            if not Path(config.probe.source).exists():
+            if not data.text_folder(config.probe.source).exists():
                 choices = f"one of the labels {', '.join(labels)} or " if labels else ""
                 raise InputError(f"must be {choices}a path that exists, got {config.probe.source!r}")
             _look(config.probe.source)
-            public = data.read_documents(config.probe.source, field=config.data.field)
-        public = first_documents(public, config.probe.limit)
-        size = sum(document.size for document in public)
+            public = public_documents(config, corpus)
+        size = data.total_size(sample_public(config, public))
         if size < config.probe.contexts:
             raise InputError(
                 f"has {size:,} bytes, fewer than probe.contexts = {config.probe.contexts:,}: give more public text"
@@ -181,21 +219,26 @@ class Preflight:
                     yield from problems
                     continue
             alone = config if config.data.split != "label" else config.model_copy(update={"nodes": [node]})
-            text, problems = _tried(key, partial(self._text, alone, corpus, node.name))
+            text, problems = _tried(key, partial(self._text, alone, corpus, index))
             yield from problems
             if text is not None:
-                yield Finding(key, f"{node.name}: {text}", wrong=False)
+                yield Finding(key, text, wrong=False)
 
-    def _text(self, config: Config, corpus: list[Document], name: str) -> str:
-        documents = deal(config, corpus)[name]
-        sides = data.hold_out(documents, fraction=config.data.heldout, seed=0)
+    def _text(self, config: Config, corpus: list[Document], index: int) -> str:
+        """Return what there is of a node's text, what is left out and what is held out."""
+        spec = make_node_spec(self._config, index)
+        documents = deal(config, corpus)[spec.name]
+        split = split_text(spec, documents)
+        sides = (split.train, split.heldout)
         length = config.probe.length
         for what, side in zip(("training", "held-out"), sides, strict=True):
-            size = sum(document.size + len(data.tokenizers.SEPARATOR) for document in side)
+            size = sum(document.size + len(data.encoding.SEPARATOR) for document in side)
             if size <= length:  # a token is a byte or more
                 raise InputError(f"its {what} text has {size} bytes, no more than a context of {length} tokens")
-        self._units(config, sides[0], single=len(documents) == 1)
-        return f"{len(documents)} documents, {sum(document.size for document in documents):,} bytes"
+        self._units(config, split.train, single=split.single)
+        use = split.use
+        says = f"{use.name}: {use.documents} documents, {use.bytes:,} bytes, {use.heldout_share} held out"
+        return f"{says}; {use.left_out}" if use.left_out else says
 
     @staticmethod
     def _units(config: Config, training: list[Document], *, single: bool) -> None:
@@ -207,7 +250,7 @@ class Preflight:
         most = 1 if single else len({document.group or document.name for document in training})
         if terms.unit == "window":
             most = sum(-(-document.size // (student.settings.length + 1)) + 1 for document in training)
-        batch = terms.batch or student.settings.batch
+        batch = terms.units(student.settings.batch) or 1
         if most < batch:
             raise InputError(
                 f"its text has {'at most ' if terms.unit == 'window' else ''}{most} {terms.unit}s to train on, and "
@@ -233,6 +276,21 @@ class Preflight:
     def _tokenizer(self) -> Iterator[Finding]:
         _, problems = _tried("tokenizer", lambda: self.vocab)
         yield from problems
+        if not self._config.over_strings:
+            return
+        for index in (None, *range(len(self._config.nodes))):
+            if index is None or self._config.nodes[index].tokenizer is not None:
+                key = "tokenizer" if index is None else f"nodes[{index}].tokenizer"
+                yield from _tried(key, partial(self._spelling, index))[1]
+
+    def _spelling(self, index: int | None) -> None:
+        """Refuse the tokenizer of a pretrained model whose tokens are not the bytes of the text."""
+        choice = self._config.tokenizer_choice(index)
+        if choice.kind == "huggingface" and choice.path:
+            from fpld.students.pretrained import model_tokenizer
+
+            _here(choice.path)
+            data.TokenStrings(model_tokenizer(choice.path))
 
     @cached_property
     def _model_tokenizer(self) -> Tokenizer:
@@ -259,19 +317,24 @@ class Preflight:
 
     def _students(self) -> Iterator[Finding]:
         config = self._config
+        own = [f"nodes[{i}].student" for i, node in enumerate(config.nodes) if node.tokenizer is not None]
         for key, choice in self._choices():
             kind, problems = _tried(f"{key}.kind", partial(student_class, choice.kind))
             yield from problems
             if kind is None:
                 continue
-            _, problems = _tried(f"{key}.device", partial(_device, choice))
+            where, problems = _tried(f"{key}.device", partial(_device, choice, config.engine))
             yield from problems
+            if where is not None:
+                yield Finding(f"{key}.device" if choice.device else "engine.device", where, wrong=False)
+            if config.over_strings and not hasattr(kind, "read_out_parts"):
+                why = "with labels over strings: it cannot learn through a map"
+                yield Finding(f"{key}.kind", f"must be 'transformer' or 'huggingface' {why}, got {choice.kind!r}")
             length = getattr(choice.settings, "length", None)
             if length is not None and length < config.probe.length:
                 yield Finding(f"{key}.length", f"must be at least probe.length = {config.probe.length}, got {length}")
-            if isinstance(choice.settings, HuggingFaceConfig):
-                _, problems = _tried(f"{key}.path", partial(self._pretrained, choice.settings.path))
-                yield from problems
+            if isinstance(choice.settings, HuggingFaceConfig) and key not in own:
+                yield from _tried(f"{key}.path", partial(self._pretrained, choice.settings.path))[1]
 
     def _pretrained(self, path: str) -> None:
         """Check a pretrained model's place, and that its tokens are the federation's."""
@@ -291,8 +354,8 @@ class Preflight:
         """Check that so many nodes answer in every round as the rule needs."""
         config = self._config
         least = configured_rule(rules.get(config.combine.rule), trim=config.combine.trim).traits.least_nodes
-        answering = len(config.nodes)
-        whose = "the number of nodes"
+        answering = config.run.asked(len(config.nodes))
+        whose = "the number of nodes" if config.run.fraction is None else "that of nodes which run.fraction asks"
         if config.run.quorum is not None:
             answering = config.run.quorum
             whose = "run.quorum"
@@ -306,7 +369,7 @@ class Preflight:
         """Check every node's limit against the least that the codec works with, then the budget as a whole."""
         config = self._config
         try:
-            vocab = self.vocab
+            vocab = config.labels.symbols if config.labels and config.over_strings else self.vocab
         except (FpldError, OSError):
             return  # the finding about the tokenizer names it
         contexts = -(-config.probe.contexts // config.probe.length) * config.probe.length + config.written_contexts
@@ -349,13 +412,18 @@ def _tried(key: str, what: Callable[[], T]) -> tuple[T | None, list[Finding]]:
 
 def _look(path: str) -> None:
     """Refuse a path that is not there; leave a large one for the run."""
-    root = Path(path)
+    root = data.text_folder(path)
     if not root.exists():
         raise InputError(f"{path} does not exist: give the path of an existing file or folder")
-    files = [root] if root.is_file() else (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
-    size = sum(file.stat().st_size for file in files)
+    size = _file_bytes(root)
     if size > MAX_READ_BYTES:
         raise _UnknownError(f"{path} is large ({size / 1e6:.0f} MB): it is not read before the run")
+
+
+def _file_bytes(root: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    files = [root] if root.is_file() else (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return sum(file.stat().st_size for file in files)
 
 
 def _here(path: str) -> None:
@@ -364,14 +432,15 @@ def _here(path: str) -> None:
         raise _UnknownError(f"the model {path} will be fetched ({ARCHIVES[path].size / 1e6:.0f} MB)")
 
 
-def _device(choice: StudentChoice) -> None:
-    if choice.kind == "ngram":
-        if choice.device == "cuda":
-            raise InputError("must be 'cpu' or 'auto' for an n-gram model, which is in NumPy, got 'cuda'")
-        return
-    from fpld.students.gradient import pick_device
+def _device(choice: StudentChoice, engine: EngineSection) -> str | None:
+    """Return where a model will be computed, and what stands idle; None for a model in NumPy."""
+    if not student_class(choice.kind).has_devices:
+        if choice.device not in (None, "cpu", "auto"):
+            raise InputError(f"must be 'cpu' or 'auto' for an n-gram model, which is in NumPy, got {choice.device!r}")
+        return None
+    from fpld.students.devices import describe_device
 
-    pick_device(choice.device)
+    return describe_device(choice.device or engine.device, max(engine.workers, 1), engine.threads)
 
 
 def run_preflight(config: Config, *, local: bool) -> list[Finding]:

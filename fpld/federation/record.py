@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from fpld.validation import printable
+from fpld.validation import printable, shortened_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +36,7 @@ UPLINK_KINDS = ("labels", "answers", "overhead", "transport")
 MEANS = ("heldout_loss", "heldout_bits_per_byte", "heldout_sites")
 """The fields of a record that `with_means` fills in; later rounds may change them."""
 
+_NAMED_NODES = 5  # nodes that one line names
 _MAX_SAMPLE_CHARACTERS = 4000
 _READING = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -98,7 +99,8 @@ class RoundRecord:
 
     Lists have an entry for each node of the federation, in the order of their numbers; `nodes` names those whose
     frames were combined. Bits are per coordinate. A field that nobody measured is None. Fields with a default may be
-    missing in folders of earlier versions. `written` is how many contexts each node wrote itself, if nodes do.
+    missing in folders of earlier versions. `written` is how many contexts each node wrote itself, if nodes do. `asked`
+    names the nodes that had a task, if not all had.
     """
 
     __pydantic_config__ = _READING
@@ -134,6 +136,7 @@ class RoundRecord:
     heldout_bits_per_byte: float | None = None
     heldout_sites: list[str] | None = None
     written: list[int] | None = None
+    asked: list[str] | None = None
 
     @classmethod
     def from_json(cls, value: str | bytes | Mapping[str, Any]) -> RoundRecord:
@@ -150,8 +153,9 @@ class RoundRecord:
     def to_json(self) -> dict[str, Any]:
         """Return the object that a line of the trace holds."""
         line = dataclasses.asdict(self)
-        if self.written is None:
-            del line["written"]  # as in folders of earlier versions
+        for name in ("written", "asked"):
+            if line[name] is None:
+                del line[name]  # as in folders of earlier versions
         return line
 
     @property
@@ -205,10 +209,17 @@ def with_means(trace: Sequence[RoundRecord], names: Sequence[str]) -> list[Round
     """Return the records of a trace with the mean loss over the sites that all rounds have, and these sites' names.
 
     A site that misses a round leaves the mean of all: rounds would else differ by who answered. Where no site is left,
-    or nobody evaluated a round, the mean is None.
+    or nobody evaluated a round, the mean is None. Where rounds ask a part of the nodes, each has the mean over the
+    sites that evaluated it: they are a sample.
     """
-    sites = common_sites([record.heldout_by_node for record in trace])
-    return [_with_mean(record, sites, [names[site] for site in sites]) for record in trace]
+    if any(record.asked is not None for record in trace):
+        by_round = [[site for site, loss in enumerate(r.heldout_by_node) if loss is not None] for r in trace]
+    else:
+        by_round = [common_sites([record.heldout_by_node for record in trace])] * len(trace)
+    return [
+        _with_mean(record, sites, [names[site] for site in sites])
+        for record, sites in zip(trace, by_round, strict=True)
+    ]
 
 
 def _with_mean(record: RoundRecord, sites: Sequence[int], names: list[str]) -> RoundRecord:
@@ -217,6 +228,26 @@ def _with_mean(record: RoundRecord, sites: Sequence[int], names: list[str]) -> R
     size = record.heldout_bytes_per_token
     bits = None if mean is None or size is None else mean / float(np.log(2)) / size
     return dataclasses.replace(record, heldout_loss=mean, heldout_bits_per_byte=bits, heldout_sites=names)
+
+
+def describe_absences(trace: Sequence[RoundRecord]) -> str:
+    """Return which nodes taught nothing in how many rounds, and why, those with most first; "" if there are none.
+
+    >>> record = RoundRecord(1, [], [], [], 0, 0, absent=[Incident("south", "late", "no answer within 9 s")])
+    >>> describe_absences([record])
+    'south in 1 of 1 rounds (late: no answer within 9 s)'
+    """
+    absences: dict[str, list[Incident]] = {}
+    for record in trace:
+        for incident in (*record.absent, *record.refused):
+            if incident.node and incident.node not in record.nodes:
+                absences.setdefault(incident.node, []).append(incident)
+    ordered = sorted(absences.items(), key=lambda item: (-len(item[1]), item[0]))
+    texts = []
+    for node, incidents in ordered:
+        last = incidents[-1]
+        texts.append(f"{node} in {len(incidents)} of {len(trace)} rounds ({last.state}: {last.reason})")
+    return shortened_list(texts, _NAMED_NODES)
 
 
 def best_round(losses: Sequence[Sequence[float | None]]) -> int:
@@ -293,3 +324,45 @@ def _array_kind(name: str, broadcast: Broadcast) -> str:
     if name == "plan.learnt":
         return "tables"
     return "labels" if broadcast == "logits" else "weights"
+
+
+def round_row(record: RoundRecord, sent: int) -> dict[str, Any]:
+    """Return the numbers of a round as one flat row; `sent` are the bytes of all rounds up to it."""
+    return {
+        "round": record.round,
+        "answered": len(record.nodes),
+        "heldout_loss": record.heldout_loss,
+        "kl": record.kl,
+        "gain": record.gain,
+        "bandwidth_lower": record.bandwidth_lower,
+        "bandwidth_upper": record.bandwidth_upper,
+        "round_bytes": record.sent,
+        "all_bytes": sent,
+        "downlink_bytes": record.downlink_bytes,
+        **{f"down_{kind}": record.downlink.get(kind) or None for kind in DOWNLINK_KINDS},
+        **{f"up_{kind}": record.uplink.get(kind) or None for kind in UPLINK_KINDS},
+        "seconds": round(sum(record.phases.values()), 3),
+    }
+
+
+def node_rounds(record: RoundRecord, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the numbers of a round as one flat row for each node."""
+    return [
+        {
+            "round": record.round,
+            "node": name,
+            "answered": name in record.nodes,
+            "bits_allotted": entry_of(record.bits_allotted, i),
+            "bits_sent": entry_of(record.bits_sent, i),
+            "bytes": entry_of(record.node_bytes, i),
+            "weight": entry_of(record.node_weights, i),
+            "heldout_loss": entry_of(record.heldout_by_node, i),
+            "seconds": entry_of(record.answers, i),
+        }
+        for i, name in enumerate(names)
+    ]
+
+
+def entry_of(values: Sequence[Any] | None, index: int) -> Any:
+    """Return an entry of a list that may be shorter, or may not be there: then None."""
+    return values[index] if values and index < len(values) else None

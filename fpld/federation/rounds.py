@@ -26,16 +26,25 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from fpld.codecs.base import MAX_LOGIT
-from fpld.errors import FrameError, ProtocolError, QuorumError
+from fpld.errors import ProtocolError, QuorumError
 from fpld.federation import workers
 from fpld.federation.callbacks import Callbacks, default_callbacks
+from fpld.federation.lessons import distill_from_rebuilt, distillation_arguments, lesson_of, rebuilt_models
 from fpld.federation.record import Incident, RoundRecord, Traffic, with_means
-from fpld.federation.state import Setup, State, commit, initial_state, protocol_settings, recall, student_weights
+from fpld.federation.state import (
+    Setup,
+    State,
+    commit,
+    initial_state,
+    label_spaces,
+    protocol_settings,
+    recall,
+    student_weights,
+)
+from fpld.federation.tracking import Tracking
 from fpld.node.prior_cache import Predictions, fits_in_file, map_prior
 from fpld.node.training import open_student
 from fpld.paper.theory import bracket_conditions
@@ -45,27 +54,25 @@ from fpld.protocol.shared_prior import ComputedPrior
 from fpld.protocol.weights import StudentDeltas
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.registry import codecs
-from fpld.seeds import derive_seed
-from fpld.storage.run_folder import PRIOR, PUBLIC, WRITTEN_PRIOR, RunFolder
+from fpld.storage.run_folder import BASE_LOSSES, PRIOR, RunFolder
 from fpld.types import run_id
 from fpld.validation import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from fpld.codecs.prior import Prior
     from fpld.config import Config
     from fpld.data import ProbeSet
+    from fpld.data.places import PlaceProbe
     from fpld.engines.base import Engine
     from fpld.federation.callbacks import Callback
     from fpld.federation.prepare import Public
     from fpld.federation.record import Heldout
     from fpld.protocol import Combined, Receipt, Task
     from fpld.protocol.shared_prior import PriorNotes
-    from fpld.target import Target
-    from fpld.types import Arrays, Tokens
+    from fpld.types import Arrays
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +87,7 @@ class RoundPrior(NamedTuple):
     notes: PriorNotes | None = None
 
 
-def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
+def round_prior(setup: Setup, student: Arrays, probe: ProbeSet | PlaceProbe) -> RoundPrior:
     """Predict the probe set of a round with a student, if the codec codes against a prior."""
     if setup.settings.updates or not codecs.get(setup.config.codec.name).traits.prior:
         return RoundPrior()
@@ -89,10 +96,12 @@ def round_prior(setup: Setup, student: Arrays, probe: ProbeSet) -> RoundPrior:
     margin = setup.config.probe.margin
     subject = ProgressLabel(setup.method, model="student")
     notes = setup.pool.submit(
-        run_labelled, subject, workers.predict, setup.base, student, probe, path, margin, setup.grid
+        run_labelled, subject, workers.predict, setup.base, student, probe, path, margin, setup.grid, setup.strings
     ).result()
     if path is None:
-        predict = Predictions(open_student(setup.base, student), probe.sequences)
+        model = open_student(setup.base, student)
+        seen = model if setup.strings is None else setup.strings.view(model)
+        predict = Predictions(seen, probe.sequences)
         return RoundPrior(ComputedPrior(predict, notes, grid=setup.grid), notes)
     return RoundPrior(map_prior(path, shape), notes)
 
@@ -115,6 +124,7 @@ def open_round(setup: Setup, state: State) -> OpenRound:
     probe = setup.probe(aggregator.round)
     prior, notes = round_prior(setup, state.student, probe)
     about: dict[str, Any] = {"probe": bytes.fromhex(probe.digest), "following": probe.following}
+    about["nodes"] = setup.asked(aggregator.round)
     if setup.settings.written:
         about["sequences"] = probe.sequences
     if setup.config.combine.broadcast == "weights":
@@ -188,126 +198,13 @@ def learn_from_updates(
     QuorumError
         If fewer models than the quorum can be used.
     """
-    config = setup.config
-    round = aggregator.round
-    names = setup.settings.names
-    payloads = aggregator.updates()
-    updates = {node: workers.NodeUpdate(aggregator.plan(node), bytes(payload)) for node, payload in payloads.items()}
-    probe = setup.probe(round).sequences
-    writing = workers.WritingOptions(
-        config.contexts_by_model // probe.shape[1],
-        1.0 if config.written is None else config.written.temperature,
-        derive_seed(config.run.seed, "rebuilt", round),
-    )
-    callbacks.phase(round, "combining")
-    jobs = {
-        node: setup.pool.submit(
-            run_labelled,
-            ProgressLabel(setup.method, round, names[node]),
-            workers.write_rebuilt,
-            setup.base,
-            state.student,
-            update,
-            probe,
-            writing,
-        )
-        for node, update in updates.items()
-    }
-    texts = {node: text for node, job in jobs.items() if (text := job.result()) is not None}
-    reason = f"the model of its update must predict logits of at most {MAX_LOGIT:g}"
-    refused = [Incident(names[node], "refused", reason) for node in updates if node not in texts]
-    for incident in refused:
-        log.warning("round %d: %s", round, incident)
-    if len(texts) < setup.settings.quorum:
-        raise QuorumError(
-            f"round {round}: {len(texts)} updates can be used, the quorum is {setup.settings.quorum}; "
-            + "; ".join(map(str, refused))
-        )
-    callbacks.phase(round, "distilling")
-    options, public = distillation_options(setup, state)
-    student, divergence = setup.pool.submit(
-        run_labelled,
-        ProgressLabel(setup.method, round, "student"),
-        workers.distill_from_updates,
-        setup.base,
-        state.student,
-        [updates[node] for node in texts],
-        probe,
-        list(texts.values()),
-        options,
-        public,
-        config.combine.weight_bits,
-    ).result()
-    record = _record(aggregator, list(texts))
+    callbacks.phase(aggregator.round, "combining")
+    models, refused = rebuilt_models(setup, state, aggregator)
+    callbacks.phase(aggregator.round, "distilling")
+    student, divergence = distill_from_rebuilt(setup, state, models)
+    record = _record(aggregator, [model.node for model in models])
     record = dataclasses.replace(record, gain=-divergence, refused=[*record.refused, *refused])
     return State(student, aggregator.end()), record
-
-
-class Lesson(NamedTuple):
-    """What a student is distilled from: sequences [S, T], and a target with a context for each of their positions."""
-
-    sequences: Tokens
-    target: Target
-
-
-def lesson_of(setup: Setup, state: State, aggregator: Aggregator, combined: Combined) -> tuple[Lesson, list[Incident]]:
-    """Return the public contexts with the combined target, followed by those that nodes wrote with each node's own.
-
-    What a node wrote counts by the trust that its labels on public contexts have earned, since nobody else has labelled
-    it. Labels that cannot be decoded, because the node's prediction differs from the aggregator's, are refused.
-    """
-    public = Lesson(setup.probe(aggregator.round).sequences, dataclasses.replace(combined.target, grid=setup.grid))
-    names = aggregator.settings.names
-    shares = np.ones(len(combined.nodes)) if combined.trust is None else combined.trust
-    trust = dict(zip(combined.nodes, shares.tolist(), strict=True))
-    jobs = {
-        node: setup.pool.submit(
-            run_labelled,
-            ProgressLabel(setup.method, aggregator.round, names[node]),
-            workers.read_written,
-            setup.base,
-            state.student,
-            dataclasses.replace(aggregator.plan(node), prior=None),  # a large array, and of other contexts
-            text,
-            setup.store.path / f"{node}-{WRITTEN_PRIOR}",
-        )
-        for node, text in sorted(aggregator.written.items())
-    }
-    sequences = [public.sequences]
-    targets = []
-    refused = []
-    for node, job in jobs.items():
-        try:
-            target = job.result()
-        except FrameError as error:
-            log.warning("round %d: what %s wrote is refused: %s", aggregator.round, names[node], error)
-            refused.append(Incident(names[node], "refused", str(error)))
-            continue
-        sequences.append(aggregator.written[node].sequences)
-        targets.append(target.scaled(trust[node]))
-    if not targets:
-        return public, refused
-    return Lesson(np.concatenate(sequences), public.target.joined(targets)), refused
-
-
-def distillation_arguments(setup: Setup, state: State, lesson: Lesson) -> tuple[Any, ...]:
-    """Return the arguments of the job `workers.distill`, in the round after a state."""
-    return setup.base, state.student, *lesson, *distillation_options(setup, state), setup.config.combine.weight_bits
-
-
-def distillation_options(setup: Setup, state: State) -> tuple[dict[str, Any], Path | None]:
-    """Return the options of a distillation in the round after a state, and the file of public text if it is used."""
-    config = setup.config
-    round = state.round + 1
-    options = {
-        "steps": config.distill.steps,
-        "rate": config.distill.rate_in(round, config.run.rounds),
-        "seed": derive_seed(config.run.seed, "distill", round),
-        "public_weight": config.distill.public_weight,
-        "batch": config.distill.batch,
-        "average": config.distill.average,
-    }
-    return options, setup.run.path / PUBLIC if config.distill.public_weight > 0 else None
 
 
 def _warn_of_distrust(aggregator: Aggregator, combined: Combined) -> None:
@@ -362,12 +259,19 @@ def _record(aggregator: Aggregator, used: Sequence[int]) -> RoundRecord:
             if receipt.verdict == "refused"
         ],
         heldout_by_node=[None for _ in nodes],
+        asked=None if len(aggregator.asked) == len(names) else [names[node] for node in aggregator.asked],
     )
 
 
 def _contexts_of(aggregator: Aggregator, node: int) -> int:
     """Return how many contexts a node has written in the round."""
     return int(aggregator.written[node].sequences.size) if node in aggregator.written else 0
+
+
+def _usual_callbacks(setup: Setup) -> list[Callback]:
+    """Return the callbacks of every run, and the trackers that the configuration names."""
+    usual = default_callbacks(setup)
+    return [*usual, Tracking(setup.config, setup.run, setup.settings.names)] if setup.config.run.track else usual
 
 
 class Federation:
@@ -402,10 +306,11 @@ class Federation:
         self.name = name
         self.store = RunFolder(run.path / name)
         weights = 0 if config.update_bits is None else student_weights(config, run)
-        settings = protocol_settings(config, public, mac_keys or {}, run_key, weights)
+        spaces = label_spaces(config, run, public)
+        settings = protocol_settings(config, public, mac_keys or {}, run_key, weights, spaces)
         self.setup = Setup(config, run, self.store, settings, pool)
         self.identity = self.setup.identity
-        self.callbacks = Callbacks(default_callbacks(self.setup) if callbacks is None else callbacks)
+        self.callbacks = Callbacks(_usual_callbacks(self.setup) if callbacks is None else callbacks)
         first = initial_state(self.setup)
         recalled = recall(self.store, run=self.identity)
         self.state = first if recalled is None else recalled.state
@@ -439,17 +344,33 @@ class Federation:
 
     def run(self, engine: Engine) -> None:
         """Make the rounds that are left."""
-        while not self.done:
-            self.advance(engine)
-        self.finish(engine)
+        with self.watched():
+            while not self.done:
+                self.advance(engine)
+            self.finish(engine)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Tell the callbacks when the rounds that are made in this context are over, and whether one has failed."""
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self.callbacks.ended(failed=failed)
 
     def advance(self, engine: Engine) -> RoundRecord:
         """Make one round; return its record, which is pending where the losses come with the next one."""
         engine.gather()
         tasks = self.open()
         collected = engine.collect(tasks, self.deliver)
-        if self.pending is not None and collected.heldout is not None:
-            self._complete(self.pending, collected.heldout)
+        if collected.heldout is not None:
+            if self.pending is None:
+                losses = collected.heldout._asdict()
+                del losses["refused"]
+                self.store.write_json(BASE_LOSSES, losses)
+            else:
+                self._complete(self.pending, collected.heldout)
         record = self.close(collected.absent)
         return self.commit(record, engine.evaluate(self.student, wait=False))
 
@@ -473,6 +394,10 @@ class Federation:
         self.callbacks.opened(self.aggregator.round, bits)
         return tasks
 
+    def asked(self, round: int) -> list[int]:
+        """Return the numbers of the nodes that a round asks."""
+        return self.setup.asked(round)
+
     def again(self, node: int) -> Task:
         """Return a node's task with the blocks of the prior that it asked for."""
         return self._open.again(node)
@@ -489,6 +414,8 @@ class Federation:
         """Take a frame that came over a node's channel."""
         receipt = self._open.frame(node, data)
         receipt = receipt._replace(reason=printable(receipt.reason))
+        if receipt.verdict == "asked":
+            log.warning("round %d: %s asks %s", self._open.round, self.names[node], receipt.reason)
         self.callbacks.answered(receipt, len(data), len(self._open.missing))
         return receipt
 

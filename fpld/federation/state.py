@@ -24,17 +24,20 @@ from fpld.budget.limits import Uplinks, senders
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.codecs.prior import FINE_GRID, coarse_grid
 from fpld.codecs.updates import affordable_bits, update_bytes
-from fpld.data.probe import round_probe
+from fpld.data import load_tokenizer
+from fpld.data.label_space import TokenStrings, space_digest
+from fpld.data.places import PlaceProbe, round_probe
 from fpld.errors import BudgetError, InputError
 from fpld.federation.record import MEANS, RoundRecord
-from fpld.node.spec import base_file
+from fpld.node.labels import ProbeFiles
+from fpld.node.spec import base_file, tokenizer_number
 from fpld.protocol.aggregator import AggregatorState, Settings, blank_state
 from fpld.protocol.updates import UPDATES, count_weights, payload_bits
 from fpld.protocol.wire import OVERHEAD_BYTES
-from fpld.seeds import derive_key
+from fpld.seeds import derive_key, derive_seed
 from fpld.storage.arrays import load_checkpoint, read_arrays, write_checkpoint
-from fpld.storage.files import canonical_json, read_utf8
-from fpld.storage.run_folder import CHECKPOINT, PROBE, PUBLIC, TRACE, RunFolder
+from fpld.storage.files import canonical_json, parse_json, read_utf8
+from fpld.storage.run_folder import CHECKPOINT, PROBE, PUBLIC, TOKENIZER, TRACE, RunFolder, numbered
 from fpld.types import MAX_BITS
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 
     from fpld.codecs.prior import PriorGrid
     from fpld.config import Config
+    from fpld.config.sections import RunSection
     from fpld.data import ProbeSet
     from fpld.federation.prepare import Public
     from fpld.types import Arrays, Floats32
@@ -54,6 +58,7 @@ _STUDENT = "student/"
 _TARGET = "target"
 _TRACE_DIGEST = "trace"
 _PENDING = "pending"
+_FORMER_LIMIT = 4_000_000  # bytes: what data.limit and probe.limit were where they were not given
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -83,34 +88,83 @@ class Setup:
     def identity(self) -> str:
         """Name the federation by all that it comes from: its key, its configuration, its probe set."""
         # Tables that a configuration does not have are left out: runs of earlier versions, without them, go on.
-        absent = {name for name in ("written", "send") if getattr(self.config, name) is None}
+        absent = {name for name in ("written", "send", "labels") if getattr(self.config, name) is None}
+        tables = self.config.model_dump(mode="json", exclude=absent)
+        del tables["run"]["track"]  # no result depends on trackers
+        # Likewise a key without a value stands for the default that it had in these.
+        for name in ("data", "probe"):
+            tables[name]["limit"] = tables[name]["limit"] or _FORMER_LIMIT
+        for table in (tables, *tables["nodes"]):
+            if table["student"] is not None:
+                table["student"]["device"] = table["student"]["device"] or "cpu"
         parts = {
             "name": self.method,
-            "config": self.config.model_dump(mode="json", exclude=absent),
+            "config": tables,
             "probe": self.settings.probe.hex(),
         }
         return hashlib.blake2b(
             canonical_json(parts), key=self.settings.run_key, digest_size=32, person=b"fpld federation"
         ).hexdigest()
 
+    def asked(self, round: int) -> list[int]:
+        """Return the numbers of the nodes that a round asks, in order."""
+        return asked_nodes(self.config.run, len(self.settings.names), round)
+
     @property
     def grid(self) -> PriorGrid:
         """Return the grid of the prior: coarse where nodes write text and send notes on its rounding."""
         return coarse_grid(self.settings.vocab) if self.settings.written else FINE_GRID
 
-    def probe(self, round: int) -> ProbeSet:
+    @property
+    def strings(self) -> ProbeFiles | None:
+        """Return the files by which a worker sees the student over strings; None with labels over tokens."""
+        return ProbeFiles(self.run.path / PROBE, self.run.path / TOKENIZER) if self.config.over_strings else None
+
+    def probe(self, round: int) -> ProbeSet | PlaceProbe:
         """Return the probe set of a round."""
         public = self.run.path / PUBLIC if self.config.probe.fresh else None
         return round_probe(self.run.path / PROBE, public, self.config.run.seed, round)
 
 
+def label_spaces(config: Config, run: RunFolder, public: Public) -> list[bytes]:
+    """Return the digest of the maps of each node and the student, as its plans have it; none over tokens."""
+    if not isinstance(public.probe, PlaceProbe):
+        return []
+    maps = []
+    for number, tokens in enumerate(public.vocabularies):
+        path = run.path / numbered(TOKENIZER, number)
+        maps.append(public.probe.read(TokenStrings(load_tokenizer(path, vocab=tokens))).space)
+    return [space_digest(maps[tokenizer_number(config, node)], maps[0]) for node in range(len(config.nodes))]
+
+
+def asked_nodes(run: RunSection, nodes: int, round: int) -> list[int]:
+    """Return which of so many nodes a round asks, in order: the part `[run] fraction`, drawn by the run's seed.
+
+    Each node has a number of 63 bits for each round; those with the least ones are asked.
+
+    >>> from fpld.config.sections import RunSection
+    >>> [asked_nodes(RunSection(fraction=0.3), 10, round) for round in (1, 2)]
+    [[5, 6, 8], [1, 4, 7]]
+    """
+    if run.fraction is None:
+        return list(range(nodes))
+    drawn = sorted(range(nodes), key=lambda node: (derive_seed(run.seed, "asked", round, node), node))
+    return sorted(drawn[: run.asked(nodes)])
+
+
 def protocol_settings(
-    config: Config, public: Public, mac_keys: Mapping[int, bytes], run_key: bytes | None, weights: int = 0
+    config: Config,
+    public: Public,
+    mac_keys: Mapping[int, bytes],
+    run_key: bytes | None,
+    weights: int = 0,
+    spaces: Sequence[bytes] = (),
 ) -> Settings:
     """Turn a configuration into the aggregator's settings; bits per probe context from here on.
 
     Without a key of its own, a run has one that follows from the seed: the same configuration gives the same bits.
-    Where nodes send updates, a context is one of the `weights` of their models, and not of the probe set.
+    Where nodes send updates, a context is one of the `weights` of their models, and not of the probe set. `spaces` are
+    those of `label_spaces`.
     """
     vocab = public.vocab
     contexts = public.probe.contexts
@@ -133,9 +187,10 @@ def protocol_settings(
         trim=config.combine.trim,
         against=config.codec.against,
         stratified=config.codec.dither == "stratified",
-        quorum=config.run.quorum or len(config.nodes),
+        quorum=config.run.quorum or config.run.asked(len(config.nodes)),
         mac_keys=mac_keys,
         written=config.written_contexts,
+        spaces=spaces,
     )
 
 
@@ -163,11 +218,13 @@ def update_budget(config: Config, *, weights: int, contexts: int, vocab: int) ->
     """Return the budget of a run whose nodes send updates of so many weights, in bits per weight.
 
     A node's limit is one in bytes, whatever it sends: bits for each of the probe set's `contexts`, or what its link
-    carries. Within it a node gets the configured bits per weight.
+    carries. Within it a node gets the configured bits per weight, or its share of a total: a weight's error falls as
+    4^-bits, so Theorem 5 shares the total out as for dense labels, of one coordinate each.
     """
     asked = config.update_bits or 1.0
     nodes = senders(config.nodes, vocab)
     limits = Uplinks(nodes, contexts, vocab, config.budget.deadline, None, OVERHEAD_BYTES).limits()
+    least = payload_bits(weights, 1)
     caps = []
     for index, (node, cap) in enumerate(zip(config.nodes, limits.caps, strict=True)):
         capacity = math.floor(min(cap * contexts / 8, update_bytes(weights, asked)))
@@ -179,7 +236,24 @@ def update_budget(config: Config, *, weights: int, contexts: int, vocab: int) ->
                 f"weights takes at least {update_bytes(weights, 1)}"
             )
         caps.append(payload_bits(weights, bits))
-    return Budget(caps=np.array(caps), floors=np.zeros(len(caps)), vocab=vocab)
+    labels_total = config.budget.bits(vocab)
+    total = None
+    if labels_total is not None:
+        total = min(labels_total * contexts / weights, sum(caps))
+        if total < least * len(caps):
+            key = "total" if config.budget.context_total is None else "context_total"
+            raise BudgetError(
+                f"budget.{key}: all nodes together may send {math.floor(total * weights / 8)} bytes a round, updates "
+                f"of {weights} weights take at least {update_bytes(weights, 1)} for each of {len(caps)} nodes"
+            )
+    return Budget(
+        caps=np.array(caps),
+        floors=np.full(len(caps), least),
+        vocab=1,
+        total=total,
+        allocator=config.budget.allocator,
+        weights=np.array([node.allocation_weight for node in nodes]),
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -273,7 +347,7 @@ def _read_trace(store: RunFolder, rounds: int) -> list[dict[str, Any]]:
     """Return the lines of the rounds that have ended; lines of others are dropped from the file too."""
     path = store.path / TRACE
     try:
-        lines = [json.loads(line) for line in read_utf8(path).splitlines()]
+        lines = [parse_json(line) for line in read_utf8(path).splitlines()]
         ended = [line for line in lines if line["round"] <= rounds]
         whole = [line["round"] for line in ended] == list(range(1, rounds + 1))
     except (ValueError, TypeError, KeyError) as error:

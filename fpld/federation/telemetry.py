@@ -1,7 +1,8 @@
 """Telemetry of a run: what goes to the log, and files in its folder for whoever watches. No result depends on it.
 
 The loggers below `fpld` have lines at level INFO when something begins or ends; one with `result` set is the result of
-a round. Lines at level DEBUG with `done` and `total` count jobs; `fpld.progress` adds those of long loops.
+a round. Lines with `done` and `total` move a bar: they count jobs, and `state` says more in words. A line of a round
+has its place in the run as `position`. `fpld.progress` adds lines of long loops.
 
 status.json      the state of the run: preparing, running, done, failed with the message, or stopped
 heartbeat        touched every few seconds: a process that was killed writes nothing, so a run whose file has not been
@@ -18,7 +19,7 @@ import os
 import threading
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from fpld.errors import FpldError, StorageError, exhausted_resource
 from fpld.progress import CURVE_LOGGER
@@ -40,6 +41,14 @@ _RESERVED_BYTES = 1 << 17  # held back so that the end of a run can be written d
 StateName = Literal["preparing", "running", "done", "failed", "stopped"]
 
 _open_statuses: list[Status] = []
+
+
+class Position(NamedTuple):
+    """Where a federation is: rounds done, the answers of an open one as a part of it; all rounds; and words."""
+
+    done: float
+    total: int
+    state: str
 
 
 @contextmanager

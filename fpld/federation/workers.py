@@ -11,10 +11,11 @@ import numpy as np
 from fpld.codecs.base import MAX_LOGIT
 from fpld.codecs.prior import block_ranges, coarse_grid
 from fpld.codecs.samples.codec import SAMPLES
+from fpld.data.token_stream import open_text
 from fpld.errors import InputError
-from fpld.node.prior_cache import Predictions, read_rounded_prior
+from fpld.node.prior_cache import Predictions, read_rounded_prior, saved_to
 from fpld.node.round import answer_task
-from fpld.node.spec import base_file
+from fpld.node.spec import base_file, tokenizer_number
 from fpld.node.training import average, node_model_losses, open_student, train_on_texts
 from fpld.numerics import log_softmax, softmax, split
 from fpld.progress import followed_by
@@ -24,23 +25,25 @@ from fpld.protocol.updates import rebuild_weights
 from fpld.protocol.weights import round_weights
 from fpld.seeds import derive_seed
 from fpld.storage.arrays import read_arrays
-from fpld.storage.run_folder import HELDOUT, RunFolder
+from fpld.storage.run_folder import HELDOUT, RunFolder, numbered
 from fpld.students import divergence
 from fpld.students.generate import write_sequences
+from fpld.students.heldout import read_heldout
 from fpld.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-    from typing import BinaryIO
 
     from fpld.codecs.prior import PriorGrid
     from fpld.config import Config
     from fpld.data import ProbeSet
+    from fpld.data.places import PlaceProbe
+    from fpld.node.labels import ProbeFiles
     from fpld.node.round import NodePaths
     from fpld.node.spec import NodeSpec
     from fpld.node.training import PrivacyBudget
-    from fpld.protocol.shared_prior import PriorNotes, RoundedBlock
+    from fpld.protocol.shared_prior import PriorNotes
     from fpld.protocol.written import WrittenText
     from fpld.students import Student
     from fpld.students.heldout import Nats
@@ -66,7 +69,7 @@ def learn(
     student: Student, sequences: Tokens, target: Target, options: dict[str, Any], public: Path | None, bits: int
 ) -> None:
     """Distil a student to a target; with `bits` = 16 its weights are rounded to what all ends will have."""
-    text = None if public is None else read_arrays(public)[0]["tokens"]
+    text = None if public is None else open_text(public).tokens
     student.distill(sequences, target, public=text, **options)
     if bits < 32:
         student.load_state(round_weights(student.state(), bits))
@@ -80,15 +83,18 @@ def distill(
     options: dict[str, Any],
     public: Path | None,
     bits: int = 32,
+    strings: ProbeFiles | None = None,
 ) -> tuple[Arrays, float]:
     """Distil the student from a target; return its weights, and how far it is from the target (`divergence`).
 
-    With `bits` = 16 the weights are rounded first: what is measured and returned is what all ends will have.
+    With `bits` = 16 the weights are rounded first: what is measured and returned is what all ends will have. With
+    labels over strings, `strings` are the files of the probe set whose places the sequences are.
 
     Labels may have nothing to teach, after little local training or with the noise of privacy: then the weights come
     back as they were.
     """
-    student = open_student(base, state)
+    model = open_student(base, state)
+    student = model if strings is None else strings.view(model)
     reference = student.copy()
     with followed_by("measuring its distance to the target"):
         learn(student, sequences, target, options, public, bits)
@@ -183,7 +189,7 @@ def distill_from_updates(
     authors = [np.tile(row, (len(text), 1)) for row, text in zip(np.eye(len(models)), written, strict=True)]
     shares = np.concatenate([np.full((len(probe), len(models)), 1 / len(models)), *authors])
     student = open_student(base, average(models))
-    text = None if public is None else read_arrays(public)[0]["tokens"]
+    text = None if public is None else open_text(public).tokens
     with followed_by("measuring its distance to the nodes' models"):
         student.distill_from_models(sequences, models, shares, public=text, **options)
     if bits < 32:
@@ -242,24 +248,28 @@ def read_written(base: Path, state: Arrays, plan: Plan, text: WrittenText, path:
 
 
 def predict(
-    base: Path, state: Arrays, probe: ProbeSet, path: Path | None, margin: float, grid: PriorGrid
+    base: Path,
+    state: Arrays,
+    probe: ProbeSet | PlaceProbe,
+    path: Path | None,
+    margin: float,
+    grid: PriorGrid,
+    strings: ProbeFiles | None = None,
 ) -> PriorNotes:
-    """Predict a probe set with a student; write the integers of the prior to a file, and return the notes on it."""
+    """Predict a probe set with a student; write the integers of the prior to a file, and return the notes on it.
+
+    `strings` are as in `distill`.
+    """
     shape = probe.contexts, probe.vocab
-    predict = Predictions(open_student(base, state), probe.sequences)
+    model = open_student(base, state)
+    predict = Predictions(model if strings is None else strings.view(model), probe.sequences)
     blocks = round_blocks((predict(rows) for rows in block_ranges(shape)), shape, margin=margin, grid=grid)
     with followed_by("local training at the nodes"):
         if path is None:
             return collect_notes(blocks, shape)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
-            return collect_notes(_written(blocks, file), shape)
-
-
-def _written(blocks: Iterable[RoundedBlock], file: BinaryIO) -> Iterator[RoundedBlock]:
-    for block in blocks:
-        file.write(block.integers.tobytes())
-        yield block
+            return collect_notes(saved_to(file, blocks), shape)
 
 
 def finetune(
@@ -290,24 +300,25 @@ def evaluate_stacked(base: Path, states: Sequence[Arrays], heldout: Path, length
 
 
 def _nats(student: Student, heldout: Path, length: int) -> Nats:
-    texts, _ = read_arrays(heldout)
+    texts = read_heldout(read_arrays(heldout)[0])
     with followed_by("noting its loss"):
-        return [student.token_nats(texts[str(i)], length) for i in range(len(texts))]
+        return [text.nats(student, length) for text in texts]
 
 
 def evaluate_own(
-    folder: Path, heldout: Path, length: int, run: str, *, everywhere: bool
+    folder: Path, heldout: Sequence[Path], length: int, run: str, *, everywhere: bool
 ) -> list[dict[str, float | None]]:
     """Return the loss of each node's own models of a run on its held-out text, or `everywhere` on all nodes' texts too.
 
-    `folder` has a folder for each node.
+    `folder` has a folder for each node, `heldout` the file of all texts in the tokens of each node.
     """
-    arrays, _ = read_arrays(heldout)
-    texts = [arrays[str(i)] for i in range(len(arrays))]
+    losses = []
     with followed_by("noting their losses"):
-        if everywhere:
-            return [node_model_losses(folder / str(i), texts, i, length, run=run) for i in range(len(texts))]
-        return [node_model_losses(folder / str(i), [text], 0, length, run=run) for i, text in enumerate(texts)]
+        for index, path in enumerate(heldout):
+            texts = read_heldout(read_arrays(path)[0])
+            some, node = (texts, index) if everywhere else ([texts[index]], 0)
+            losses.append(node_model_losses(folder / str(index), some, node, length, run=run))
+    return losses
 
 
 def blank_kl(target: np.ndarray[Any, Any]) -> float:
@@ -323,4 +334,9 @@ def evaluation_arguments(
     config: Config, run: RunFolder, state: Arrays | None, index: int | None = None
 ) -> tuple[Any, ...]:
     """Return the arguments of an evaluation job: of a node's model, or of the student (None)."""
-    return run.path / base_file(config, index), state, run.path / HELDOUT, config.probe.length
+    return run.path / base_file(config, index), state, heldout_path(config, run, index), config.probe.length
+
+
+def heldout_path(config: Config, run: RunFolder, index: int | None) -> Path:
+    """Return the file with all held-out texts in the tokens of a node, or of the student (None)."""
+    return run.path / numbered(HELDOUT, tokenizer_number(config, index))

@@ -95,13 +95,14 @@ def write_prior(
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("wb") as output:
-            notes = RoundingNotes.collect(_written_to(output, blocks), student.vocab)
+            notes = RoundingNotes.collect(saved_to(output, blocks), student.vocab)
         yield map_prior(path, shape), notes
     finally:
         path.unlink(missing_ok=True)
 
 
-def _written_to(output: BinaryIO, blocks: Iterable[RoundedBlock]) -> Iterator[RoundedBlock]:
+def saved_to(output: BinaryIO, blocks: Iterable[RoundedBlock]) -> Iterator[RoundedBlock]:
+    """Yield blocks of a prior, and write the integers of each to a file."""
     for block in blocks:
         output.write(block.integers.tobytes())
         yield block

@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from fpld.config.sections import Count, Name, PrivacySection, Section, TrainSection, WrittenSection
 from fpld.errors import ProtocolError
 from fpld.node.training import PrivacyBudget
-from fpld.storage.run_folder import PROBE, PUBLIC, TOKENIZER
+from fpld.storage.run_folder import PROBE, PUBLIC, TOKENIZER, numbered
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fpld.config import Config
+    from fpld.config.sections import TokenizerSection
     from fpld.students.configs import StudentChoice
 
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]{0,99}$")]
@@ -24,7 +27,8 @@ class NodeFiles(Section):
 
     On one machine that is the run's folder. Over a network the name is the SHA-256 of the content: a node keeps what
     it has got once, and asks only for what it lacks. `public` is the text that rounds with contexts of their own draw
-    them from; without it all rounds have those of `probe`.
+    them from; without it all rounds have those of `probe`. `student_tokenizer` is that of the aggregator's student, if
+    the node's model has another one.
     """
 
     probe: FileName
@@ -32,10 +36,22 @@ class NodeFiles(Section):
     base: FileName
     student: FileName
     public: FileName | None = None
+    student_tokenizer: FileName | None = None
 
     def names(self) -> set[str]:
         """Return the names."""
-        return {name for name in (self.probe, self.tokenizer, self.base, self.student, self.public) if name}
+        return set(self.model_dump().values()) - {None}
+
+    @property
+    def shared_tokenizer(self) -> str:
+        """Return the tokenizer of the aggregator's student."""
+        return self.student_tokenizer or self.tokenizer
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A file that earlier versions do not know of is left out where there is none.
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if value is not None or name != "student_tokenizer"}
 
 
 class NodeSpec(Section):
@@ -50,16 +66,17 @@ class NodeSpec(Section):
     length: Count
     heldout: Annotated[float, Field(gt=0, lt=1)]
     heldout_tokens: Count
-    limit: Count
+    limit: Count | None = None
     files: NodeFiles
     privacy: PrivacySection | None = None
     written: WrittenSection | None = None
     margin: Annotated[float, Field(gt=0, lt=0.01)] = 2e-5
 
-    @property
-    def privacy_budget(self) -> PrivacyBudget | None:
-        """Return the guarantee about the node's text over all rounds, if there is one."""
-        return None if self.privacy is None else PrivacyBudget(self.privacy, self.rounds * self.local.steps)
+    def privacy_budget(self, files: Path) -> PrivacyBudget | None:
+        """Return the guarantee about the node's text over all rounds, if there is one; `files` is their folder."""
+        if self.privacy is None:
+            return None
+        return PrivacyBudget(self.privacy, self.rounds * self.local.steps, files / self.files.probe)
 
     @property
     def differs(self) -> bool:
@@ -109,10 +126,11 @@ def make_node_spec(config: Config, index: int) -> NodeSpec:
         margin=config.probe.margin,
         files=NodeFiles(
             probe=PROBE,
-            tokenizer=TOKENIZER,
+            tokenizer=numbered(TOKENIZER, tokenizer_number(config, index)),
             base=base_file(config, index),
             student=base_file(config, None),
             public=PUBLIC if config.probe.fresh else None,
+            student_tokenizer=TOKENIZER if tokenizer_number(config, index) else None,
         ),
     )
 
@@ -137,14 +155,31 @@ class BaseSpec:
     student: StudentChoice
     taught: bool = False
     effort: float = 1.0
+    tokenizer: int = 0
 
     @classmethod
     def of(cls, config: Config, index: int | None) -> BaseSpec:
         """Return the base model of a node (None: of the aggregator's student)."""
         node = None if index is None else config.nodes[index]
-        if node is None or node.student is None:
+        if node is None or not node.differs:
             return cls(config.student)
-        return cls(node.student, node.taught, node.effort)
+        return cls(node.student or config.student, node.taught, node.effort, tokenizer_number(config, index))
+
+
+def tokenizer_choices(config: Config) -> list[TokenizerSection]:
+    """Return the tokenizers of a run, each once: the shared one, which is that of the student, and those of nodes."""
+    different = [config.tokenizer_choice(None)]
+    for index, node in enumerate(config.nodes):
+        if node.tokenizer is not None and (choice := config.tokenizer_choice(index)) not in different:
+            different.append(choice)
+    return different
+
+
+def tokenizer_number(config: Config, index: int | None) -> int:
+    """Return which of the run's tokenizers a node has; 0 is the shared one."""
+    if index is None or config.nodes[index].tokenizer is None:
+        return 0
+    return tokenizer_choices(config).index(config.tokenizer_choice(index))
 
 
 def base_file(config: Config, index: int | None) -> str:

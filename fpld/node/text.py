@@ -3,50 +3,98 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fpld import data
+from fpld.data.encoding import SEPARATOR, encode_each
+from fpld.data.fetch import cache_folder
+from fpld.data.stored import TEXT_CACHE, StoredDocument
+from fpld.data.token_cache import EncodedDocuments, TokenCache
+from fpld.data.token_stream import is_stream, text_arrays
 from fpld.errors import InputError
 from fpld.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from fpld.data import Document, Tokenizer
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fpld.data import Document, TextUse, Tokenizer
     from fpld.node.spec import NodeSpec
-    from fpld.types import Arrays
+    from fpld.types import Array, Arrays, Tokens
+
+
+LIMIT_KEY = "data.limit"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class NodeText:
     """The tokens of a node's training and held-out text, and the bytes of text that each stands for.
 
-    `lengths` are the tokens of each training document; documents that belong together have equal `groups`.
+    `lengths` are the tokens of each training document; documents that belong together have equal `groups`. Held-out
+    text is in tokens of the federation's student.
     """
 
-    train: np.ndarray[Any, np.dtype[np.int32]]
-    lengths: np.ndarray[Any, np.dtype[np.int64]]
-    groups: np.ndarray[Any, np.dtype[np.int64]]
-    heldout: np.ndarray[Any, np.dtype[np.int32]]
+    train: Tokens
+    lengths: Array
+    groups: Array
+    heldout: Tokens
     train_bytes: int
     heldout_bytes: int
+    use: TextUse
 
     @property
     def arrays(self) -> Arrays:
         """Return the arrays of the file with a node's training text."""
-        return {"tokens": self.train, "lengths": self.lengths, "groups": self.groups}
+        return {**text_arrays(self.train), "lengths": self.lengths, "groups": self.groups}
 
 
-def node_text(part: NodeSpec, documents: list[Document], tokenizer: Tokenizer) -> NodeText:
-    """Hold out and tokenize a node's documents, as much of them as its part asks for."""
+@dataclass(frozen=True, slots=True)
+class SplitText:
+    """The documents of a node that are used: to train on, and held out; `single`: they are parts of one document."""
+
+    train: list[Document]
+    heldout: list[Document]
+    use: TextUse
+    single: bool
+
+
+def split_text(part: NodeSpec, documents: list[Document], limited_by: str = LIMIT_KEY) -> SplitText:
+    """Sample a node's documents where its part has a limit, and hold some of them out.
+
+    `limited_by` is the key that set the limit, for those who read what was left out.
+    """
+    sample = data.sample_documents(documents, part.limit, seed=derive_seed(part.seed, "sample", part.index))
+    train, held = data.hold_out(sample, fraction=part.heldout, seed=derive_seed(part.seed, "hold", part.index))
+    size = data.total_size(documents)
+    use = data.TextUse(part.name, len(documents), size, data.total_size(sample), data.total_size(held), limited_by)
+    return SplitText(train, held, use, len(sample) == 1)
+
+
+def node_text(
+    part: NodeSpec,
+    documents: list[Document],
+    tokenizer: Tokenizer,
+    limited_by: str = LIMIT_KEY,
+    cache: Path | None = None,
+    *,
+    shared: Tokenizer | None = None,
+) -> NodeText:
+    """Sample, hold out and tokenize a node's documents, as its part asks for.
+
+    Without a `cache` the tokens of a text in memory are an array; those of any other are in the user's cache. `shared`
+    is the tokenizer of the federation's student, if the node's model has another one.
+    """
+    shared = tokenizer if shared is None else shared
     try:
-        train, held = data.hold_out(documents, fraction=part.heldout, seed=derive_seed(part.seed, "hold", part.index))
+        split = split_text(part, documents, limited_by)
     except InputError as error:
         raise InputError(f"node {part.name!r}: {error}") from None
-    train = first_documents(train, part.limit)
-    each = [data.encode_documents([document], tokenizer) for document in train]
-    tokens = np.concatenate(each)
-    held_tokens = data.encode_documents(first_documents(held, 8 * part.heldout_tokens), tokenizer)
+    train = split.train
+    encoded = encode_text(train, tokenizer, cache)
+    tokens = encoded.tokens
+    held_tokens = data.encode_documents(_first_documents(split.heldout, 8 * part.heldout_tokens), shared)
     for what, side in (("training", tokens), ("held-out", held_tokens)):
         if len(side) <= part.length:
             raise InputError(
@@ -55,20 +103,31 @@ def node_text(part: NodeSpec, documents: list[Document], tokenizer: Tokenizer) -
             )
     held_tokens = held_tokens[: part.heldout_tokens]
     # The parts of a single document belong together.
-    names = [document.group or document.name for document in train] if len(documents) > 1 else [""] * len(train)
+    names = [""] * len(train) if split.single else [document.group or document.name for document in train]
     groups = np.unique(names, return_inverse=True)[1].astype(np.int64)
-    lengths = np.array([len(document) for document in each], np.int64)
-    sizes = tokenizer.text_bytes(tokens), tokenizer.text_bytes(held_tokens)
-    return NodeText(tokens, lengths, groups, held_tokens, *sizes)
+    train_bytes = data.total_size(train) + len(SEPARATOR) * len(train)
+    if not is_stream(tokens):
+        train_bytes = tokenizer.text_bytes(tokens)
+    heldout_bytes = shared.text_bytes(held_tokens)
+    return NodeText(tokens, encoded.lengths, groups, held_tokens, train_bytes, heldout_bytes, split.use)
 
 
-def first_documents(documents: list[Document], most: int) -> list[Document]:
-    """Take documents from the start until they hold `most` bytes; always at least one."""
+def encode_text(documents: Sequence[Document], tokenizer: Tokenizer, cache: Path | None = None) -> EncodedDocuments:
+    """Return the tokens of documents: an array if all are in memory and no `cache` is named, else from the cache."""
+    if cache is not None or any(isinstance(document, StoredDocument) for document in documents):
+        return TokenCache(cache or cache_folder() / TEXT_CACHE, tokenizer).encode(documents)
+    each = list(encode_each((document.text + SEPARATOR for document in documents), tokenizer))
+    lengths = np.array([len(tokens) for tokens in each], np.int64)
+    return EncodedDocuments(np.concatenate(each).astype(np.int32, copy=False), lengths)
+
+
+def _first_documents(documents: list[Document], most: int) -> list[Document]:
+    """Take documents from the start until they hold `most` bytes; at least one, or the start of a long one."""
     kept: list[Document] = []
     size = 0
     for document in documents:
         if kept and size >= most:
             break
-        kept.append(document)
+        kept.append(document.start(most) if isinstance(document, StoredDocument) and document.long else document)
         size += document.size
     return kept

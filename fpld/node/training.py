@@ -1,8 +1,8 @@
-"""The models of a node: made and opened in one thread, trained on its text, accounted for, and kept for their users.
+"""The models of a node: made and opened on its device, trained on its text, accounted for, and kept for their users.
 
-Bits depend on the number of threads, and one process per node is faster than threads: so PyTorch has one. Where the
-configuration has [privacy], local training is DP-SGD. Each round then adds its steps to the node's `privacy.json`, from
-which the epsilon of the run is computed.
+Bits depend on the number of threads, and one process per node is faster than threads: so PyTorch has one, unless the
+machine's `Compute` says otherwise. Where the configuration has [privacy], local training is DP-SGD. Each round then
+adds its steps to the node's `privacy.json`, from which the epsilon of the run is computed.
 
 Models are kept for `fpld generate`, `fpld evaluate` and `fpld export`; no round depends on them. The metadata of each
 names its run. Their losses on held-out text stand beside the student's in the results. A run on one machine has them
@@ -20,19 +20,23 @@ import filecmp
 import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fpld import students
+from fpld.data.probe import ProbeSet
+from fpld.data.token_stream import join_tokens, open_text
 from fpld.errors import InputError
 from fpld.privacy import DpSteps, Mechanism, PrivateText, RandomSource, calibrate_mechanism, cut_text, epsilon
 from fpld.privacy.sampling import by_window
 from fpld.storage.arrays import read_arrays
-from fpld.storage.files import read_utf8, write_atomic
-from fpld.storage.run_folder import ADOPTED_MODEL, ALONE_MODEL, OWN_MODEL, PRIVACY
+from fpld.storage.files import parse_json, read_utf8, write_atomic
+from fpld.storage.run_folder import ADOPTED_MODEL, ALONE_MODEL, OWN_MODEL, PRIVACY, PROBE
 from fpld.students import student_class
-from fpld.students.heldout import heldout_losses
+from fpld.students.base import PublicText
+from fpld.students.configs import Compute
+from fpld.students.heldout import mean_losses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,47 +46,56 @@ if TYPE_CHECKING:
     from fpld.storage.run_folder import RunFolder
     from fpld.students import Student
     from fpld.students.configs import StudentChoice
-    from fpld.types import Arrays
+    from fpld.students.heldout import HeldoutText
+    from fpld.types import Array, Arrays, Tokens
 
 _DEVICE_SUFFIX = ".device"
+_compute = Compute()  # of this process: the machine's, not a model's, and no result on the wire depends on it
+
+
+def use_compute(compute: Compute) -> None:
+    """Set what this process computes with; models that are made or opened from here on follow it."""
+    global _compute  # as PyTorch's own number of threads, a process has it once
+    _compute = compute
 
 
 def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
     """Make the student of a [student] table, for a vocabulary of V tokens."""
-    one_thread(choice.kind)
-    return student_class(choice.kind)(replace(choice.settings, vocab=vocab), seed=seed, device=choice.device)
+    set_threads(choice.kind)
+    kind = student_class(choice.kind)
+    device = choice.device or (_compute.device if kind.has_devices else "cpu")
+    return kind(replace(choice.settings, vocab=vocab), seed=seed, device=device).compute_with(_compute)
 
 
-def save_base(student: Student, path: Path, device: str) -> None:
-    """Write a model that this machine's processes open on a device.
+def save_base(student: Student, path: Path, device: str | None) -> None:
+    """Write a model that this machine's processes open on a device (None: that of the machine).
 
     The device belongs to the machine and not to the model, which other machines get: it is in a file beside the model.
     """
-    if device != "cpu":
+    if device is not None:
         write_atomic(path.with_suffix(_DEVICE_SUFFIX), device.encode())
     student.save(path)
 
 
 def open_student(base: Path, state: Arrays | None = None) -> Student:
-    """Load a model to work with in this process, on its device and one thread; `state` replaces its weights."""
+    """Load a model to work with in this process, on its device or the machine's; `state` replaces its weights."""
     student = students.load(base)
     beside = base.with_suffix(_DEVICE_SUFFIX)
-    if beside.exists():
-        student.to(read_utf8(beside))
-    one_thread(student.kind)
+    student.to(read_utf8(beside) if beside.exists() else _compute.device).compute_with(_compute)
+    set_threads(student.kind)
     if state is not None:
         student.load_state(state)
     return student
 
 
-def one_thread(kind: str) -> None:
-    """Set PyTorch to one thread, if a kind of student needs it."""
+def set_threads(kind: str) -> None:
+    """Set PyTorch to the machine's number of threads, one by default, if a kind of student needs it."""
     # This imports the module of the kind, and PyTorch with it.
     student_class(kind)
     if "torch" in sys.modules:
-        from fpld.students.gradient import use_threads
+        from fpld.students.devices import use_threads
 
-        use_threads(1)
+        use_threads(_compute.threads)
 
 
 def average(states: Sequence[Arrays]) -> Arrays:
@@ -98,11 +111,13 @@ class PrivacyBudget(NamedTuple):
 
     terms: PrivacySection
     steps: int
+    probe: Path
+    """The file of the probe set: public text, which chooses what is trained."""
 
 
-def privacy_budget(config: Config) -> PrivacyBudget | None:
-    """Return the privacy budget of each node, or None if training is not private."""
-    return None if config.privacy is None else PrivacyBudget(config.privacy, config.local_steps)
+def privacy_budget(config: Config, files: Path) -> PrivacyBudget | None:
+    """Return the privacy budget of each node, or None if training is not private; `files` is the run's folder."""
+    return None if config.privacy is None else PrivacyBudget(config.privacy, config.local_steps, files / PROBE)
 
 
 def train_on_texts(
@@ -128,12 +143,17 @@ def train_on_texts(
         The steps for the privacy accounting, if training is private.
     """
     if budget is None:
-        tokens = np.concatenate([read_arrays(text)[0]["tokens"] for text in texts])
+        tokens = join_tokens([open_text(text).tokens for text in texts])
         student.finetune(tokens, steps=steps, seed=seed, rate=rate)
         return None
     text, mechanism = private_training(student, texts, budget)
     random = RandomSource.secret() if secret else RandomSource.seeded(seed)
-    student.finetune_privately(text, mechanism, steps=steps, random=random, rate=rate)
+    public = None
+    if budget.terms.trained == "subspace":
+        public = PublicText(ProbeSet.load(budget.probe).sequences, budget.terms.numbers)
+    student.finetune_privately(
+        text, mechanism, steps=steps, random=random, rate=rate, average=budget.terms.average, public=public
+    )
     return mechanism.spent(steps)
 
 
@@ -148,7 +168,7 @@ def private_training(student: Student, texts: Sequence[Path], budget: PrivacyBud
         epsilon=terms.epsilon,
         delta=terms.delta,
         clip=terms.clip,
-        batch=terms.batch or student.config.batch,
+        batch=terms.units(student.config.batch),
         windows=terms.windows,
         steps=budget.steps,
     )
@@ -156,16 +176,19 @@ def private_training(student: Student, texts: Sequence[Path], budget: PrivacyBud
 
 def _units(texts: Sequence[Path], window: int) -> PrivateText:
     """Cut texts into units; documents of different texts are never in one group."""
-    parts: list[tuple[np.ndarray, ...]] = []
+    tokens: list[Tokens] = []
+    lengths: list[Array] = []
+    groups: list[Array] = []
     first = 0
     for path in texts:
-        arrays = read_arrays(path)[0]
-        if not {"tokens", "lengths", "groups"} <= arrays.keys():
+        text = open_text(path)
+        if text.lengths is None or text.groups is None:
             raise InputError(f"{path} does not say where documents end: start the run anew")
-        parts.append((arrays["tokens"], arrays["lengths"], arrays["groups"] + first))
-        first += int(arrays["groups"].max()) + 1
-    tokens, lengths, groups = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return cut_text(tokens, lengths, groups, window)
+        tokens.append(text.tokens)
+        lengths.append(text.lengths)
+        groups.append(text.groups + first)
+        first += int(text.groups.max()) + 1
+    return cut_text(join_tokens(tokens), np.concatenate(lengths), np.concatenate(groups), window)
 
 
 def record_dp_steps(folder: Path, round: int, spent: DpSteps) -> None:
@@ -201,7 +224,7 @@ def _rounds(folder: Path) -> dict[int, DpSteps]:
     if not path.exists():
         return {}
     try:
-        return {row["round"]: DpSteps(row["noise"], row["rate"], row["steps"]) for row in json.loads(read_utf8(path))}
+        return {row["round"]: DpSteps(row["noise"], row["rate"], row["steps"]) for row in parse_json(read_utf8(path))}
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path} is damaged ({error}): start the run anew") from None
 
@@ -222,7 +245,7 @@ def read_kept_model(path: Path, run: str) -> Arrays:
 
 
 def node_model_losses(
-    folder: Path, texts: Sequence[np.ndarray[Any, Any]], node: int, length: int, *, run: str | None = None
+    folder: Path, texts: Sequence[HeldoutText], node: int, length: int, *, run: str | None = None
 ) -> dict[str, float | None]:
     """Evaluate a node's model after the federation (`own`) and without it (`alone`).
 
@@ -256,9 +279,10 @@ def node_model_losses(
     return table
 
 
-def _losses(path: Path, texts: Sequence[np.ndarray[Any, Any]], length: int, run: str | None) -> list[float] | None:
+def _losses(path: Path, texts: Sequence[HeldoutText], length: int, run: str | None) -> list[float] | None:
     if not path.exists():
         return None
     if run is not None:
         read_kept_model(path, run)
-    return heldout_losses(open_student(path), texts, length)
+    student = open_student(path)
+    return mean_losses([text.nats(student, length) for text in texts])

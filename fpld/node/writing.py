@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fpld.codecs.prior import coarse_grid
+from fpld.data.token_stream import is_stream
 from fpld.node.prior_cache import write_prior
 from fpld.protocol.shared_prior import RoundingNotes
 from fpld.protocol.written import WrittenText, beginnings, encode_reply, encode_text, labels_plan, left_for_labels
@@ -66,22 +67,43 @@ class PrivateRuns:
     [True, False, False]
     """
 
-    def __init__(self, private: Tokens, public: Tokens, length: int) -> None:
+    def __init__(self, private: Any, public: Tokens, length: int) -> None:
         self._length = length
         text = public.ravel()
         ring = np.resize(text, text.size + length - 1)
-        self._hashes = np.setdiff1d(_run_hashes(private[None], length), _run_hashes(ring[None], length))
+        self._public = np.unique(_run_hashes(ring[None], length))
+        self._private = private
+        # The hashes of a text in memory are sorted once; a longer text is gone through for each look at sequences.
+        self._hashes = None if is_stream(private) else _run_hashes(private[None], length)
+        if self._hashes is not None:
+            self._hashes = np.unique(self._hashes)
 
     def stand_in(self, sequences: Tokens) -> Array:
         """Return whether such a run stands in each of the sequences [S, T]."""
         if sequences.shape[1] < self._length:
             return np.zeros(len(sequences), bool)
         hashes = _run_hashes(sequences, self._length)
-        places = np.minimum(np.searchsorted(self._hashes, hashes), max(len(self._hashes) - 1, 0))
-        private: Array = np.zeros(hashes.shape, bool)
-        if len(self._hashes):
-            private = np.asarray(self._hashes[places] == hashes)
+        candidates = np.setdiff1d(hashes, self._public)
+        private = np.isin(hashes, candidates[self._in_private(candidates)])
         return np.asarray(private.reshape(len(sequences), -1).any(axis=1))
+
+    def _in_private(self, candidates: Array) -> Array:
+        """Return which of some sorted hashes are of runs of the private text."""
+        if self._hashes is not None:
+            return _stand_among(candidates, self._hashes)
+        there = np.zeros(len(candidates), bool)
+        for block in self._private.blocks(self._length - 1):
+            hashes = _run_hashes(block[None], self._length)
+            there[np.searchsorted(candidates, hashes[_stand_among(hashes, candidates)])] = True
+        return there
+
+
+def _stand_among(hashes: Array, table: Array) -> Array:
+    """Return which hashes are in a sorted table."""
+    if not len(table):
+        return np.zeros(len(hashes), bool)
+    places = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
+    return np.asarray(table[places] == hashes)
 
 
 def _run_hashes(sequences: Tokens, length: int) -> Array:

@@ -5,7 +5,6 @@ All numbers follow from the model's shape: bytes by the formats of what is sent,
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from fpld.codecs.updates import update_bytes
 from fpld.errors import InputError
 from fpld.protocol.shared_prior import estimate_notes_bytes
 from fpld.protocol.wire import OVERHEAD_BYTES
-from fpld.storage.files import read_utf8
+from fpld.storage.files import parse_json, read_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +100,7 @@ class ScaleSettings:
 def read_shape(folder: Path) -> ModelShape:
     """Read the shape of a model from the config.json of its folder."""
     try:
-        sizes = json.loads(read_utf8(folder / "config.json"))
+        sizes = parse_json(read_utf8(folder / "config.json"))
         width = int(sizes["hidden_size"])
         heads = int(sizes["num_attention_heads"])
         return ModelShape(

@@ -5,16 +5,26 @@ part by an independent draw, its gradient is clipped, and Gaussian noise is adde
 neighbours if they differ in one unit, which is there in one and blank in the other.
 """
 
-from fpld.privacy.accounting import DpSteps, Mechanism, calibrate_mechanism, epsilon, noise_for
+from fpld.privacy.accounting import (
+    DpSteps,
+    Mechanism,
+    NoiseForecast,
+    calibrate_mechanism,
+    epsilon,
+    forecast_noise,
+    noise_for,
+)
 from fpld.privacy.sampling import PrivateText, RandomSource, cut_text
 
 __all__ = [
     "DpSteps",
     "Mechanism",
+    "NoiseForecast",
     "PrivateText",
     "RandomSource",
     "calibrate_mechanism",
     "cut_text",
     "epsilon",
+    "forecast_noise",
     "noise_for",
 ]

@@ -119,6 +119,56 @@ def accounting_library() -> Any:
     return dp_accounting
 
 
+SIGNAL_SHARE = 0.01
+"""What the square of a text's mean gradient is taken to be, over the mean square of its units' gradients.
+
+It differs with the text: `python -m benchmarks.privacy_limits` measures its root, `signal`.
+"""
+
+
+class NoiseForecast(NamedTuple):
+    """What a promise does to a gradient.
+
+    Attributes
+    ----------
+    noise
+        The noise multiplier of each step.
+    norm
+        The norm of the noise in the mean of all steps, in clips.
+    ratio
+        That norm over the norm of the mean gradient, taken to be the root of `SIGNAL_SHARE` in clips.
+    site_ratio
+        The same after a mean over all sites, whose noises are independent.
+    units
+        How many units a site needs for a `site_ratio` of 1.
+    """
+
+    noise: float
+    norm: float
+    ratio: float
+    site_ratio: float
+    units: int
+
+
+def forecast_noise(
+    epsilon: float, delta: float, *, units: int, numbers: int, steps: int, sites: int = 1
+) -> NoiseForecast:
+    """Return how loud the noise is when all of a site's units take part in each step.
+
+    Parameters
+    ----------
+    units, numbers
+        Of a site: units of text, and trained numbers.
+    """
+    for name, value in (("units", units), ("numbers", numbers), ("sites", sites)):
+        validation.integer(name, value, least=1)
+    noise = noise_for(epsilon, delta, rate=1.0, steps=steps)
+    whole = noise * math.sqrt(numbers / steps)
+    signal = math.sqrt(SIGNAL_SHARE)
+    site_ratio = whole / units / signal / math.sqrt(sites)
+    return NoiseForecast(noise, whole / units, whole / units / signal, site_ratio, math.ceil(site_ratio * units))
+
+
 @dataclass(frozen=True, slots=True)
 class Mechanism:
     """The Gaussian mechanism of one DP-SGD step.
@@ -138,19 +188,25 @@ class Mechanism:
 
 
 def calibrate_mechanism(
-    text: PrivateText, *, epsilon: float, delta: float, clip: float, batch: int, windows: int, steps: int
+    text: PrivateText, *, epsilon: float, delta: float, clip: float, batch: int | None, windows: int, steps: int
 ) -> Mechanism:
     """Return the mechanism that spends at most `epsilon` in `steps` steps, with `batch` units a step on average.
+
+    Parameters
+    ----------
+    batch
+        None: all units take part in each step.
 
     Raises
     ------
     InputError
         If the text has fewer units than `batch`, or no noise keeps within `epsilon`.
     """
-    if text.units < batch:
+    least = batch or 1
+    if text.units < least:
         raise InputError(
-            f"privacy.batch must be at most the number of units in a node's text, {text.units}, got {batch}: a step "
+            f"privacy.batch must be at most the number of units in a node's text, {text.units}, got {least}: a step "
             "cannot take more units than there are"
         )
-    rate = batch / text.units
+    rate = 1.0 if batch is None else batch / text.units
     return Mechanism(noise_for(epsilon, delta, rate=rate, steps=steps), rate, clip, windows)

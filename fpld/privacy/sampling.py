@@ -23,9 +23,12 @@ PADDING = -1
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrivateText:
-    """Windows [W, T+1] of token ids, those of a unit side by side: unit i has rows starts[i] to starts[i+1]."""
+    """Windows [W, T+1] of token ids, those of a unit side by side: unit i has rows starts[i] to starts[i+1].
 
-    windows: Array
+    The windows of a text that is not in memory are not either.
+    """
+
+    windows: Array | TextWindows
     starts: Array
 
     @property
@@ -51,34 +54,50 @@ def cut_text(tokens: Array, lengths: Sequence[int] | Array, groups: Sequence[int
     >>> text.windows.tolist(), text.starts.tolist()
     ([[0, 1, 2], [7, 8, -1], [4, 5, 6]], [0, 2, 3])
     """
-    pieces = []
-    owners = []
-    ends = np.cumsum(lengths)
-    for group, length, end in zip(groups, lengths, ends, strict=True):
-        document = tokens[end - length : end]
-        whole = _pieces(document, window + 1)
-        pieces.append(whole)
-        owners += [int(group)] * len(whole)
-    windows = np.concatenate(pieces) if pieces else np.empty((0, window + 1), np.int32)
+    width = window + 1
+    sizes = np.asarray(lengths, np.int64)
+    # A last window of one token predicts nothing, and is left out.
+    counts = -(-sizes // width) - (sizes % width == 1)
+    owners = np.repeat(np.asarray(groups, np.int64), counts)
+    ends = np.cumsum(counts)
+    inside = (np.arange(len(owners)) - np.repeat(ends - counts, counts)) * width  # first token in the document
+    starts = np.repeat(np.cumsum(sizes) - sizes, counts) + inside
+    filled = np.minimum(np.repeat(sizes, counts) - inside, width)
     order = np.argsort(owners, kind="stable")
-    counts = np.unique(np.asarray(owners, np.int64), return_counts=True)[1]
-    return PrivateText(windows[order], np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
+    windows = TextWindows(tokens, starts[order], filled[order], width)
+    units = np.unique(owners, return_counts=True)[1]
+    in_memory = isinstance(tokens, np.ndarray)
+    every = slice(None)
+    return PrivateText(
+        windows[every] if in_memory else windows, np.concatenate(([0], np.cumsum(units))).astype(np.int64)
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TextWindows:
+    """Windows of a text, read when they are drawn: their first tokens, how many tokens each has, and the width."""
+
+    tokens: Array
+    starts: Array
+    filled: Array
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, rows: Any) -> Array:
+        """Return some windows [n, T+1]; the last of a document is filled up."""
+        columns = np.arange(self.width)
+        inside = columns < self.filled[rows][..., None]
+        places = np.where(inside, self.starts[rows][..., None] + columns, 0)
+        if not len(self.tokens):
+            return np.full(places.shape, PADDING, np.int32)
+        return np.where(inside, self.tokens[places], PADDING).astype(np.int32)
 
 
 def by_window(text: PrivateText) -> PrivateText:
     """Return the same windows, each a unit of its own."""
     return PrivateText(text.windows, np.arange(len(text.windows) + 1))
-
-
-def _pieces(document: Array, width: int) -> Array:
-    """Cut a document into pieces of `width` tokens; the last is filled up, and left out if it predicts nothing."""
-    count = -(-len(document) // width)
-    if len(document) % width == 1:
-        count -= 1
-    filled = np.full(count * width, PADDING, np.int32)
-    kept = min(len(document), filled.size)
-    filled[:kept] = document[:kept]
-    return filled.reshape(count, width)
 
 
 class RandomSource:

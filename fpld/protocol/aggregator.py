@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fpld.codecs.prior import block_ranges
+from fpld.codecs.prior import block_rows
 from fpld.codecs.updates import check_update
 from fpld.errors import FrameError, InputError, ProtocolError, QuorumError
 from fpld.protocol.combine import Combined, Replies
 from fpld.protocol.fast_paths import combine_replies
 from fpld.protocol.messages import Against, Broadcast, Task, base_digest, decode_prior_request, is_prior_request
 from fpld.protocol.round_statistics import RoundStatistics, RunningStatistics, TableSum
+from fpld.protocol.shared_prior import describe_differing
 from fpld.protocol.spool import DEFAULT_MEMORY_BYTES, Spool
 from fpld.protocol.states import AGGREGATOR, follow
 from fpld.protocol.states import AggregatorEvent as Event
@@ -69,7 +70,8 @@ class Settings:
     Frames of a round take up to `spool` bytes of memory, more of them lie in a temporary file. Combining takes
     `threads`, or as many as there are cores. `trim` is that of the rule `trimmed`. `written` contexts are asked of each
     node besides the public ones. With the codec "updates" nodes send updates of their weights: `contexts` is then the
-    number of weights (`fpld.protocol.updates`).
+    number of weights (`fpld.protocol.updates`). With labels over strings `vocab` is the number of symbols, and `spaces`
+    has the digest of each node's maps.
     """
 
     names: Sequence[str]
@@ -90,6 +92,7 @@ class Settings:
     threads: int = 0
     mac_keys: Mapping[int, bytes] = field(default_factory=dict)
     written: int = 0
+    spaces: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.quorum <= len(self.names):
@@ -188,8 +191,14 @@ class Aggregator:
 
     @property
     def bits(self) -> list[float]:
-        """Return the bits per probe context that each node was allotted in this round."""
-        return [self._plans[node].bits for node in sorted(self._plans)]
+        """Return the bits per probe context that each node was allotted in this round; 0 for one that is not asked."""
+        names = self.settings.names
+        return [self._plans[node].bits if node in self._plans else 0.0 for node in range(len(names))]
+
+    @property
+    def asked(self) -> list[int]:
+        """List the nodes that have a task in this round."""
+        return list(self._plans)
 
     @property
     def weights(self) -> Floats | None:
@@ -231,8 +240,9 @@ class Aggregator:
         probe: bytes | None = None,
         following: Ints | None = None,
         sequences: Tokens | None = None,
+        nodes: Sequence[int] | None = None,
     ) -> dict[int, Task]:
-        """Open the round: return a task for each node.
+        """Open the round: return a task for each node, or for those of `nodes`.
 
         `prior` is what a predictive codec codes against; with `notes` on it the nodes compute it themselves. `probe` is
         the digest of the round's probe set, if it is not that of the settings; `following` are the tokens that follow
@@ -245,6 +255,7 @@ class Aggregator:
         self._student = arrays if s.updates else {}
         bits = s.budget.bits(self.round, self._statistics.estimate, self._statistics.useful_bits)
         stratified = s.stratified and not s.updates and self._gains_from_slots(prior)
+        asked = range(len(s.names)) if nodes is None else nodes
         self._plans = {
             node: Plan(
                 run_key=s.run_key,
@@ -255,13 +266,14 @@ class Aggregator:
                 vocab=s.vocab,
                 bits=float(bits[node]),
                 clip=s.clips[node],
-                slot=node if stratified else 0,
-                slots=len(s.names) if stratified else 1,
+                slot=place if stratified else 0,
+                slots=len(asked) if stratified else 1,
                 written=s.written,
+                space=s.spaces[node] if s.spaces else b"",
                 prior=prior,
                 learnt=self._statistics.learnt,
             )
-            for node in range(len(s.names))
+            for place, node in enumerate(asked)
         }
         self._following = following
         self._probe = sequences
@@ -281,8 +293,8 @@ class Aggregator:
         prior = self.prior
         if prior is None:
             raise InputError(f"node {node} has no prior to ask for")
-        blocks = block_ranges(task.plan.shape)
-        return replace(task, sent={block: prior.block(blocks[block]) for block in self._asked.get(node, [])})
+        asked = self._asked.get(node, [])
+        return replace(task, sent={block: prior.block(block_rows(task.plan.shape, block)) for block in asked})
 
     def frame(self, node: int, data: bytes) -> Receipt:
         """Take a frame that came over node's channel; return the receipt, which is recorded too."""
@@ -354,7 +366,9 @@ class Aggregator:
         try:
             if is_prior_request(data):
                 self._ask(node, data)
-                return "asked", f"for {len(self._asked[node])} blocks of the prior"
+                notes = self._tasks[node].notes
+                total = 0 if notes is None else len(notes.counts)
+                return "asked", f"for {describe_differing(len(self._asked[node]), total)}"
             self._verify(node, data)
         except FrameError as error:
             return "refused", str(error)

@@ -19,6 +19,7 @@ import numpy as np
 
 from fpld.codecs.base import encode
 from fpld.codecs.prior import make_prior
+from fpld.codecs.text import decode_tokens, encode_tokens
 from fpld.kernels import numba_available
 from fpld.numerics import softmax, split
 from fpld.protocol.combine import (
@@ -244,3 +245,19 @@ def warm_up(codec: str, rule: str) -> None:
     labels = rng.normal(size=(_WARMUP_NODES, *_WARMUP_SHAPE)).astype(np.float32)
     payloads = [encode(chosen, logits, plan) for logits, plan in zip(labels, plans, strict=True)]
     combine_replies(Replies(chosen, rules.get(rule), payloads, plans), NullObserver())
+
+
+def warm_up_all() -> Iterator[str]:
+    """Compile the kernels of every codec with every rule, and those of written text; yield the name of each.
+
+    What is compiled here serves every run on this machine.
+    """
+    for codec in codecs.names():
+        for rule in rules.names():
+            warm_up(codec, rule)
+        yield codec
+    contexts, vocab = _WARMUP_SHAPE
+    text = np.zeros((1, contexts), np.int32)
+    data = encode_tokens(text, vocab, capacity=1 << 10)
+    decode_tokens(data, text[:, 0], contexts, vocab)
+    yield "written text"

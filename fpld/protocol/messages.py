@@ -89,8 +89,9 @@ class Task:
         """Return all of the task but its arrays, as text."""
         named = {item.name: getattr(self.plan, item.name) for item in fields(Plan) if item.name not in PLAN_ARRAYS}
         plan = {name: value.hex() if isinstance(value, bytes) else value for name, value in named.items()}
-        if not self.plan.written:
-            del plan["written"]  # a plan without written contexts is the same to nodes that know of none
+        for name in ("written", "space"):
+            if not plan[name]:
+                del plan[name]  # a plan without them is the same to nodes that know of none
         head = {name: getattr(self, name) for name in ("codec", "against", "broadcast", "base")} | {"plan": plan}
         return {"format": FORMAT, "task": json.dumps(head, sort_keys=True)}
 
@@ -107,7 +108,7 @@ class Task:
         try:
             head = json.loads(metadata["task"])
             values = dict(head.pop("plan"))
-            for name in ("run_key", "probe"):
+            for name in {"run_key", "probe", "space"} & {"run_key", "probe", *values}:
                 values[name] = bytes.fromhex(values[name])
             prior = arrays.pop("plan.prior", None)
             values["prior"] = None if prior is None else ArrayPrior(prior)

@@ -108,12 +108,22 @@ class Node:
             reconstruction = sent if base is None else base + sent
         return node._with(frame=frame, reconstruction=reconstruction), frame
 
-    def answer_update(self, task: Task, trained: Mapping[str, Array], *, key: bytes = b"") -> tuple[Node, bytes]:
-        """Code the weights of the trained model as an update of the task's student; return the frame to send."""
+    def answer_update(
+        self,
+        task: Task,
+        trained: Mapping[str, Array],
+        *,
+        curvature: Mapping[str, float] | None = None,
+        key: bytes = b"",
+    ) -> tuple[Node, bytes]:
+        """Code the weights of the trained model as an update of the task's student; return the frame to send.
+
+        Bits are shared over the tensors by their curvature, or equally if it is not known.
+        """
         node = self._answering(task, "weights")
         if task.codec != UPDATES or task.broadcast != "weights":
             raise ProtocolError(f"a task for an update must have the codec {UPDATES!r} and the student's weights")
-        payload = encode_weights(trained, task.arrays, task.plan)
+        payload = encode_weights(trained, task.arrays, task.plan, curvature)
         frame = encode_frame(payload, task.plan, UPDATES_CODE, key=key)
         return node._with(frame=frame, reconstruction=None), frame
 

@@ -22,6 +22,7 @@ from fpld.codecs.prior import (
     EIGHTHS_PER_NAT,
     FINE_GRID,
     ArrayPrior,
+    block_count,
     block_digest,
     block_ranges,
     block_rows,
@@ -57,7 +58,7 @@ class PriorNotes:
     digests: npt.NDArray[np.uint8]
 
     def __post_init__(self) -> None:
-        blocks = len(block_ranges(self.shape))
+        blocks = block_count(self.shape)
         if self.counts.shape != (blocks,) or self.counts.dtype != np.int32 or (self.counts < 0).any():
             raise InputError(f"prior notes must count the entries of {blocks} blocks, got {self.counts!r:.80}")
         if self.entries.dtype != np.uint16 or self.entries.shape != (int(self.counts.sum(dtype=np.int64)),):
@@ -85,15 +86,26 @@ class PriorNotes:
         return _decoded(self.entries[start : start + int(self.counts[block])])
 
 
+def describe_differing(blocks: int, total: int) -> str:
+    """Return in words how much of a prior two machines predict differently.
+
+    >>> describe_differing(3, 12)[:44]
+    '3 of 12 blocks (25%) of the prediction: the '
+    """
+    share = blocks / max(total, 1)
+    return f"{blocks} of {total} blocks ({share:.0%}) of the prediction: the machines' differ by more than probe.margin"
+
+
 def check_prior_blocks(sent: Mapping[int, Array], shape: tuple[int, int]) -> dict[int, Eighths]:
     """Check blocks of the prior that a message brought; raise InputError for a wrong number, shape or value."""
-    blocks = block_ranges(shape)
+    blocks = block_count(shape)
     for block, integers in sent.items():
-        if not 0 <= block < len(blocks):
-            raise InputError(f"a block of the prior must be one of {len(blocks)}, got {block}")
+        if not 0 <= block < blocks:
+            raise InputError(f"a block of the prior must be one of {blocks}, got {block}")
         ArrayPrior(integers)
-        if integers.shape != (len(blocks[block]), shape[1]):
-            raise InputError(f"block {block} of the prior must have {len(blocks[block])} contexts of {shape[1]} tokens")
+        contexts = len(block_rows(shape, block))
+        if integers.shape != (contexts, shape[1]):
+            raise InputError(f"block {block} of the prior must have {contexts} contexts of {shape[1]} tokens")
     return dict(sent)
 
 
@@ -106,7 +118,7 @@ def estimate_notes_bytes(contexts: int, vocab: int, *, margin: float = MARGIN, c
     11505
     """
     near = 2 * EIGHTHS_PER_NAT * margin * contexts * vocab / (EIGHTHS_PER_NAT if coarse else 1)
-    return round(near * np.dtype(np.uint16).itemsize) + len(block_ranges((contexts, vocab))) * (4 + DIGEST_BYTES)
+    return round(near * np.dtype(np.uint16).itemsize) + block_count((contexts, vocab)) * (4 + DIGEST_BYTES)
 
 
 def round_blocks(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 UPDATES = "updates"
 """What a task names in the place of a codec of labels."""
+CURVATURE_SEQUENCES = 64
+"""Public sequences on which a model's curvature is measured, which decides how the bits are shared over its tensors."""
 UPDATES_CODE = 6
 """The number in the header of a frame. It is beside those of codecs of labels, from 1 to 5."""
 
@@ -57,15 +59,23 @@ def update_seed(plan: Plan) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def encode_weights(trained: Mapping[str, Array], student: Mapping[str, Array], plan: Plan) -> bytes:
-    """Encode trained weights as an update of the student's, within the plan's budget."""
+def encode_weights(
+    trained: Mapping[str, Array],
+    student: Mapping[str, Array],
+    plan: Plan,
+    curvature: Mapping[str, float] | None = None,
+) -> bytes:
+    """Encode trained weights as an update of the student's, within the plan's budget.
+
+    `curvature` says how much a squared error in each tensor matters (`fpld.students.Student.curvature`).
+    """
     if trained.keys() != student.keys() or plan.contexts != count_weights(student):
         raise ProtocolError(f"the task asks for {plan.contexts} weights, this model has {count_weights(trained)}")
     bits = affordable_bits(plan.contexts, plan.budget_bytes)
     if bits < 1:
         raise ProtocolError(f"the task leaves less than a bit for each of {plan.contexts} weights")
     update = {name: np.asarray(array, np.float32) - student[name] for name, array in trained.items()}
-    return encode_update(update, bits=bits, seed=update_seed(plan))
+    return encode_update(update, bits=bits, seed=update_seed(plan), weights=curvature)
 
 
 def rebuild_weights(payload: bytes | memoryview, student: Mapping[str, Array], plan: Plan) -> Arrays:

@@ -90,6 +90,9 @@ def decode_frame(frame: bytes, plan: Plan, codec: int, *, key: bytes = b"") -> m
         if value != expected:
             hint = _HINTS.get(name, "")
             raise FrameError(f"frame's {name} must be {_show(expected)}, got {_show(value)}{hint}")
+    # Numbers that compare equal have other bytes: a clip of -0.0.
+    if not frame.startswith(HEADER.pack(*_fields(plan, codec), length)):
+        raise FrameError("frame's header must have the bytes that an encoder writes: its clip is a negative zero")
     if len(frame) != OVERHEAD_BYTES + length:
         raise FrameError(
             f"frame's payload must be {length} bytes as its header says, got {len(frame) - OVERHEAD_BYTES}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import MissingExtraError
+from fpld.federation.tracking import Scalar, curve_tag, record_scalars
 from fpld.report.tables import allocation_rows, result_rows, round_rows
 from fpld.storage.files import write_csv
 
@@ -73,20 +74,13 @@ def follow_tensorboard(stages: Iterable[RunData], folder: Path) -> list[Path]:
     return sorted(set(target.glob("events.*")) - before)
 
 
-def scalars(run: RunData) -> Iterator[tuple[str, int, float]]:
-    """Yield tag, step and value of every number of the trace and every point of a curve."""
-    for row in round_rows(run):
-        for name, value in row.items():
-            if name != "round" and value is not None:
-                yield f"round/{name}", row["round"], value
-    for row in allocation_rows(run):
-        for name in ("bits_allotted", "bits_sent", "bytes", "weight", "heldout_loss", "seconds"):
-            if row[name] is not None:
-                yield f"{name}/{row['node']}", row["round"], row[name]
+def scalars(run: RunData) -> Iterator[Scalar]:
+    """Yield every number of the trace and every point of a curve."""
+    for record, sent in zip(run.trace, run.uplink_bytes, strict=True):
+        yield from record_scalars(record, run.nodes, sent)
     for (method, model, what), points in run.curves.items():
         for point in points:
-            tag = "/".join(filter(None, (what, method, model, f"round_{point.round}" if point.round else "")))
-            yield tag, point.step, point.loss
+            yield Scalar(curve_tag(what, method, model, point.round), point.step, point.loss)
 
 
 FORMATS: dict[str, Callable[[RunData, Path], list[Path]]] = {

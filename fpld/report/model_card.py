@@ -6,6 +6,8 @@ The card is Markdown for the folder's README: what the student is, what it was m
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
@@ -13,18 +15,19 @@ from fpld.data.fetch import ARCHIVES
 from fpld.errors import InputError
 from fpld.report.models import open_models
 from fpld.report.tables import node_rows, round_rows
-from fpld.storage.files import write_shared
+from fpld.storage.files import TEMPORARY_PREFIX, write_shared
 from fpld.students.export import export_tokenizer
+from fpld.students.gguf_file import write_gguf
 from fpld.units import parse_rate, show_rate, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from fpld.report.run import RunData
     from fpld.students import Student
 
 UNSTATED = "other"
+GGUF_FILE = "student.gguf"
 _LICENCES = {name: archive.licence for name, archive in ARCHIVES.items()} | {"sotu": "US Government works"}
 _HEAD = """\
 ---
@@ -49,7 +52,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained("this folder")
 model = AutoModelForCausalLM.from_pretrained("this folder")
 ids = tokenizer("The", return_tensors="pt").input_ids
-print(tokenizer.decode(model.generate(ids)[0]))
+print(tokenizer.decode(model.generate(ids, max_new_tokens=20)[0]))
 ```
 """
 _USE_ADAPTER = """\
@@ -76,7 +79,7 @@ def model_card(run: RunData, facts: Mapping[str, Any], *, licence: str | None, a
         Whether LoRA adapters are exported, and not a whole model.
     """
     if licence is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}", licence):
-        raise InputError(f"--licence must be the name of a licence, such as apache-2.0, got {licence!r}")
+        raise InputError(f"--license must be the name of a licence, such as apache-2.0, got {licence!r}")
     library = "peft" if adapter else "transformers"
     parts = [
         _HEAD.format(library=library, licence=licence or UNSTATED, nodes=len(run.nodes)),
@@ -102,13 +105,15 @@ def _data(run: RunData) -> dict[str, Any]:
     corpus = data.get("corpus")
     source = f"the corpus {corpus} ({_LICENCES.get(str(corpus), 'licence not known')})" if corpus else "their own"
     label = str(probe.get("source", ""))
+    left_out = [use.left_out for use in run.texts if use.left_out]
     public = f"{label!r} of the corpus" if corpus and "/" not in label else "a text of the aggregator's"
     return {
         "private text": f"{source}, at {', '.join(run.nodes)}",
         "public text (tokenizer, base model, probe set)": public,
         "probe set": f"{probe.get('contexts', 16384)} contexts, in sequences of {probe.get('length', 32)} tokens",
-        "held out for evaluation": f"{data.get('heldout', 0.15):.0%} of each node's documents",
-    }
+        "held out for evaluation": ", ".join(f"{use.heldout_share} at {use.name}" for use in run.texts if use.heldout)
+        or f"{data.get('heldout', 0.15):.0%} of each node's text",
+    } | ({"not all text was used": "; ".join(left_out)} if left_out else {})
 
 
 def _nodes(run: RunData) -> list[dict[str, Any]]:
@@ -196,6 +201,19 @@ def to_huggingface(
     card = model_card(run, _facts(student, run, best=best), licence=licence, adapter=adapter)
     write_shared(out / "README.md", card)
     return sorted(file for file in out.iterdir() if file.is_file())
+
+
+def to_gguf(folder: Path, run: RunData, out: Path, *, best: bool = False, licence: str | None = None) -> list[Path]:
+    """Write the student of the run in `folder` as one file for llama.cpp, `student.gguf`; return it in a list."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / GGUF_FILE
+    with tempfile.TemporaryDirectory(dir=out, prefix=TEMPORARY_PREFIX) as temporary:
+        exported = Path(temporary, "model")
+        to_huggingface(folder, run, exported, best=best, licence=licence)
+        made = Path(temporary, GGUF_FILE)
+        write_gguf(exported, made, name=f"Student of {len(run.nodes)} nodes (fpld)", licence=licence)
+        made.replace(file)
+    return [file]
 
 
 def _facts(student: Student, run: RunData, *, best: bool) -> dict[str, Any]:

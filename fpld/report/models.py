@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fpld import students
-from fpld.data import ProbeSet, encode_documents, load_tokenizer, read_documents
+from fpld.data import TokenStrings, encode_documents, load_probe, load_tokenizer, read_documents
 from fpld.errors import InputError
 from fpld.federation.state import read_student
 from fpld.node.spec import NodeSpec
 from fpld.node.training import open_student
 from fpld.protocol.weights import weights_digest
 from fpld.storage.arrays import read_arrays
-from fpld.storage.files import read_utf8
 from fpld.storage.run_folder import (
     ADOPTED_MODEL,
     ALONE_MODEL,
@@ -32,6 +32,7 @@ from fpld.storage.run_folder import (
     TOKENIZER,
     RunFolder,
 )
+from fpld.students.heldout import HeldoutText, mean_losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fpld.students import Student
     from fpld.types import Tokens
 
+_OWN_MODELS = ("adopted", "own", "alone")
 _BASE_MODEL = "base-0.safetensors"
 
 
@@ -48,13 +50,20 @@ _BASE_MODEL = "base-0.safetensors"
 class SavedModels:
     """The models of a folder, with their tokenizer and the held-out tokens of each node.
 
-    `models` maps a name to a function that opens the model. `length` is the context in which the run evaluates.
+    `models` maps a name to a function that opens the model. `length` is the context in which the run evaluates. A
+    node's own models may have a tokenizer of their own, `own_tokenizer`; texts are in the tokens of the student.
     """
 
     models: Mapping[str, Callable[[], Student]]
     tokenizer: Tokenizer
     length: int
     heldout: list[Tokens]
+    own_tokenizer: Tokenizer | None = None
+
+    def tokenizer_of(self, name: str) -> Tokenizer:
+        """Return the tokenizer of a model."""
+        own = self.own_tokenizer if name in _OWN_MODELS else None
+        return self.tokenizer if own is None else own
 
     def open(self, name: str) -> Student:
         """Open a model; raise InputError if the folder has none of that name."""
@@ -77,11 +86,12 @@ def open_models(folder: Path) -> SavedModels:
     if "student" not in models and store.has(f"{MAIN}/{CHECKPOINT}"):
         # The run goes on: its student is that of the last closed round.
         models = {"student": partial(_open_checkpoint, folder)} | models
-    probe = ProbeSet.load(folder / PROBE)
+    length = load_probe(folder / PROBE).sequences.shape[1]
     texts = read_arrays(folder / HELDOUT)[0] if store.has(HELDOUT) else {}
     heldout = [texts[str(index)] for index in range(len(texts))]
-    tokenizer = load_tokenizer(folder / TOKENIZER, vocab=probe.vocab)
-    return SavedModels(models, tokenizer, probe.sequences.shape[1], heldout)
+    vocab = students.read_vocab(folder / _BASE_MODEL) if store.has(_BASE_MODEL) else None
+    tokenizer = load_tokenizer(folder / TOKENIZER, vocab=vocab)
+    return SavedModels(models, tokenizer, length, heldout)
 
 
 def _open_checkpoint(folder: Path) -> Student:
@@ -94,7 +104,7 @@ def _node_models(folder: Path) -> SavedModels:
     if not runs:
         raise InputError(f"{folder} has got no student yet: wait until its first round has ended")
     run = max(runs, key=lambda each: (each / STUDENT).stat().st_mtime)
-    spec = NodeSpec.parse(json.loads(read_utf8(run / NODE_SPEC)))
+    spec = NodeSpec.parse(RunFolder(run).read_json(NODE_SPEC))
     files = folder / "files"
     base = files / spec.files.student
     models: dict[str, Callable[[], Student]] = {"student": partial(_open_received, base, run / STUDENT)}
@@ -103,8 +113,11 @@ def _node_models(folder: Path) -> SavedModels:
         if file.is_file():
             models[name] = partial(open_student, file)
     heldout = read_arrays(run / "heldout.safetensors")[0]
-    tokenizer = load_tokenizer(files / spec.files.tokenizer, vocab=ProbeSet.load(files / spec.files.probe).vocab)
-    return SavedModels(models, tokenizer, spec.length, [heldout["0"]])
+    tokenizer = load_tokenizer(files / spec.files.shared_tokenizer, vocab=students.read_vocab(base))
+    own = None
+    if spec.files.student_tokenizer is not None:
+        own = load_tokenizer(files / spec.files.tokenizer, vocab=students.read_vocab(files / spec.files.base))
+    return SavedModels(models, tokenizer, spec.length, [heldout["0"]], own)
 
 
 def _open_received(base: Path, file: Path) -> Student:
@@ -121,7 +134,7 @@ def read_evaluation_texts(models: SavedModels, path: Path | None, field: str) ->
 
 
 def evaluate_models(models: SavedModels, texts: Sequence[Tokens], length: int) -> list[dict[str, Any]]:
-    """Return a row for each model: nats per token, averaged over the texts, bits per byte and perplexity.
+    """Return a row for each model: nats per token of the student, averaged over the texts, bits per byte, perplexity.
 
     `length` is the tokens of a context.
     """
@@ -134,8 +147,12 @@ def evaluate_models(models: SavedModels, texts: Sequence[Tokens], length: int) -
         # The best student is often the last one, too: equal weights are evaluated once.
         digest = weights_digest(student.state())
         if digest not in losses:
-            sums = [student.loss(text, length) for text in texts]
-            losses[digest] = sum(nats / count for nats, count in sums) / len(sums)
+            own = models.tokenizer_of(name)
+            spelled = [HeldoutText(text) for text in texts]
+            if own is not models.tokenizer:
+                strings = TokenStrings(models.tokenizer), TokenStrings(own)
+                spelled = [HeldoutText.respelled(text, *strings) for text in texts]
+            losses[digest] = float(np.mean(mean_losses([text.nats(student, length) for text in spelled])))
         loss = losses[digest]
         rows.append(
             {

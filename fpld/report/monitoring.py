@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
+from fpld.data import ProbeSet
 from fpld.errors import FpldError
 from fpld.protocol.wire import VERSION
 from fpld.report.run import RUN_STATES, age_seconds, read_progress, read_trace, run_state
-from fpld.storage.run_folder import HEARTBEAT
+from fpld.storage.run_folder import HEARTBEAT, PROBE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,6 +62,15 @@ def run_status_row(folder: Path) -> Row:
         "version": __version__,
         "wire": VERSION,
     }
+
+
+def public_digests(folder: Path) -> Row:
+    """Return the digests of a run's probe set and tokenizer, which sites may insist on; None before they are made."""
+    try:
+        probe = ProbeSet.load(folder / PROBE)
+    except (FpldError, OSError):
+        return {"probe": None, "tokenizer": None}
+    return {"probe": probe.digest, "tokenizer": probe.tokenizer}
 
 
 def metrics(rows: Sequence[Row]) -> str:

@@ -16,6 +16,7 @@ from fpld import __version__
 from fpld.errors import MissingExtraError
 from fpld.report import tables
 from fpld.report.charts import comparison_charts, run_charts
+from fpld.validation import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,14 +79,21 @@ def render_page(title: str, subtitle: str, body: str) -> str:
 
 
 def template_environment() -> Environment:
-    """Return the environment of the templates, which escapes everything."""
+    """Return the environment of the templates, which escapes everything and shows no invisible characters."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError:
         raise MissingExtraError("a page", "report") from None
-    env = Environment(loader=PackageLoader("fpld.report"), autoescape=True, undefined=StrictUndefined)
+    env = Environment(
+        loader=PackageLoader("fpld.report"), autoescape=True, undefined=StrictUndefined, finalize=_visible
+    )
     env.filters.update(cell=_cell, attributes=_attributes, heading=_heading, numeric=_numeric)
     return env
+
+
+def _visible(value: Any) -> Any:
+    """Return text from outside as its reader sees it; what templates have rendered is so already."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def asset(name: str) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-import tomllib
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -25,12 +24,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from fpld.data import TextUse
 from fpld.errors import FpldError, InputError
 from fpld.federation.record import RoundRecord
 from fpld.federation.telemetry import LOOP_TIMEOUT_SECONDS
 from fpld.progress import show_seconds
 from fpld.storage import run_folder as files
-from fpld.storage.files import read_utf8
+from fpld.storage.files import parse_toml_tables, read_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,6 +63,22 @@ class _LoopsFile(_FileRecord):
 
 class _PreparedFile(_FileRecord):
     documents: dict[str, int] = {}
+
+
+class TextUsed(_FileRecord):
+    """A row of `texts.json`: how much of a text was used, as `fpld.data.TextUse` says it."""
+
+    name: ShortText
+    documents: int = Field(ge=0)
+    bytes: int = Field(ge=1)
+    used: int = Field(ge=1)
+    heldout: int = Field(ge=0)
+    key: ShortText
+
+    @property
+    def use(self) -> TextUse:
+        """Return the record."""
+        return TextUse(**self.model_dump())
 
 
 class CurvePoint(_FileRecord):
@@ -178,7 +194,8 @@ class RunData:
 
     `trace` holds the closed rounds, `progress` the open one and `loops` what is being computed. `curves` are keyed by
     method, model and kind of training. `started` is when the configuration was written and `modified` the last write,
-    in seconds since the epoch. `documents` counts the private documents of each node, where the run knows them.
+    in seconds since the epoch. `documents` counts the private documents of each node, where the run knows them, and
+    `texts` how much of each text was used.
     """
 
     name: str
@@ -192,6 +209,7 @@ class RunData:
     modified: float = 0.0
     student_bytes: int = 0
     documents: dict[str, int] = field(default_factory=dict)
+    texts: list[TextUse] = field(default_factory=list)
     curves: dict[tuple[str, str, str], list[CurvePoint]] = field(default_factory=dict)
     loops: list[RunningLoop] = field(default_factory=list)
     own_losses: list[OwnLoss] = field(default_factory=list)
@@ -201,8 +219,8 @@ class RunData:
     def settings(self) -> dict[str, Any]:
         """Return the configuration as plain tables; empty if it is not TOML."""
         try:
-            return tomllib.loads(self.config_text)
-        except (ValueError, RecursionError):
+            return parse_toml_tables(self.config_text)
+        except InputError:
             return {}
 
     def section(self, name: str) -> dict[str, Any]:
@@ -278,6 +296,7 @@ def read_run_data(folder: Path, name: str | None = None) -> RunData:
         modified=last_modified(folder),
         student_bytes=(folder / files.STUDENT).stat().st_size if is_regular_file(folder / files.STUDENT) else 0,
         documents={} if prepared is None else prepared.documents,
+        texts=[row.use for row in _read_json(folder / files.TEXTS, list[TextUsed]) or []],
         curves=_read_curves(folder),
         loops=_read_loops(folder),
         own_losses=_read_json(folder / files.OWN_LOSSES, list[OwnLoss]) or [],

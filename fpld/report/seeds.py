@@ -74,6 +74,8 @@ def draw_summary(rows: Sequence[Row], figure: FigureBase) -> None:
 
     Bars are standard errors of the paired difference to the federation: between seeds, the texts differ by far more.
     """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     axes = figure.subplots()
     points = [row for row in rows if row["method"] not in _LEVELS and row["uplink_bytes"]]
     families = list(dict.fromkeys(row["method"].partition(",")[0] for row in points))
@@ -92,7 +94,10 @@ def draw_summary(rows: Sequence[Row], figure: FigureBase) -> None:
     for index, row in enumerate(row for row in rows if row["method"] in _LEVELS):
         axes.axhline(row["heldout_loss"], color="0.5", linestyle=("-", "--", ":")[index], label=row["method"])
     axes.set_xscale("log")
+    # The bytes of many runs lie within one power of ten: ticks at 1, 2 and 5 of each, and no labels between them.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("uplink of all nodes and rounds (MB)")
     axes.set_ylabel("held-out loss (nats per token),\nbars: s.e. of the difference to fpld")
     axes.grid(alpha=0.3)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from fpld.federation.record import DOWNLINK_KINDS, UPLINK_KINDS
+from fpld.errors import InputError
+from fpld.federation.record import entry_of, node_rounds, round_row
+from fpld.storage.files import flat_keys, parse_toml_tables
 from fpld.units import show_size
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def summary_tiles(run: RunData) -> dict[str, str]:
         tiles["student"] = show_size(run.student_bytes)
     if run.documents:
         tiles["private documents"] = f"{sum(run.documents.values()):,}"
+    left_out = "; ".join(use.left_out for use in run.texts if use.left_out)
+    if left_out:
+        tiles["not all text was used"] = left_out
     privacy = run.section("privacy")
     if privacy:
         tiles["promised by each node"] = f"epsilon {privacy.get('epsilon')} for a {privacy.get('unit', 'document')}"
@@ -80,24 +84,7 @@ def result_rows(runs: Sequence[RunData]) -> list[Row]:
 
 def round_rows(run: RunData) -> list[Row]:
     """Return one flat row for each round."""
-    return [
-        {
-            "round": record.round,
-            "answered": len(record.nodes),
-            "heldout_loss": record.heldout_loss,
-            "kl": record.kl,
-            "gain": record.gain,
-            "bandwidth_lower": record.bandwidth_lower,
-            "bandwidth_upper": record.bandwidth_upper,
-            "round_bytes": record.sent,
-            "all_bytes": sent,
-            "downlink_bytes": record.downlink_bytes,
-            **{f"down_{kind}": record.downlink.get(kind) or None for kind in DOWNLINK_KINDS},
-            **{f"up_{kind}": record.uplink.get(kind) or None for kind in UPLINK_KINDS},
-            "seconds": round(sum(record.phases.values()), 3),
-        }
-        for record, sent in zip(run.trace, run.uplink_bytes, strict=True)
-    ]
+    return [round_row(record, sent) for record, sent in zip(run.trace, run.uplink_bytes, strict=True)]
 
 
 def node_rows(run: RunData) -> list[Row]:
@@ -107,6 +94,7 @@ def node_rows(run: RunData) -> list[Row]:
     last = run.trace[-1] if run.trace else None
     weights = (last.node_weights if last else None) or []
     losses = last.heldout_by_node if last else []
+    heldout = {use.name: use.heldout / use.used for use in run.texts if use.heldout}
     rows: list[Row] = []
     for i, name in enumerate(run.nodes):
         answered = [record for record in run.trace if name in record.nodes]
@@ -117,6 +105,7 @@ def node_rows(run: RunData) -> list[Row]:
             {
                 "node": name,
                 **({"documents": run.documents.get(name)} if run.documents else {}),
+                **({"held_out": heldout.get(name)} if heldout else {}),
                 "rounds_answered": len(answered),
                 "bits_mean": _mean(bits),
                 "allotted_mean": _mean(allotted),
@@ -125,11 +114,11 @@ def node_rows(run: RunData) -> list[Row]:
                 "share": sent / total,
                 "weight": weights[i] if i < len(weights) else _configured(run, i, "weight"),
                 "clip": _configured(run, i, "clip"),
-                "heldout_loss": _at(losses, i),
+                "heldout_loss": entry_of(losses, i),
                 "trend": _trend(run, i),
                 **_own_model_columns(own_losses, name),
-                "seconds_to_answer": _mean([_at(record.answers, i) for record in answered]),
-                "seconds_at_work": _mean([_at(record.work, i) for record in answered]),
+                "seconds_to_answer": _mean([entry_of(record.answers, i) for record in answered]),
+                "seconds_at_work": _mean([entry_of(record.work, i) for record in answered]),
                 "refused": sum(each.node == name for record in run.trace for each in record.refused),
                 "absent": sum(each.node == name for record in run.trace for each in record.absent),
             }
@@ -149,10 +138,6 @@ def _own_model_columns(own_losses: Mapping[str, OwnLoss], name: str) -> Row:
     return columns | {column: loss for column, loss in over_all_texts.items() if loss is not None}
 
 
-def _at(values: Sequence[Any] | None, index: int) -> Any:
-    return values[index] if values and index < len(values) else None
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
@@ -160,21 +145,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def allocation_rows(run: RunData) -> list[Row]:
     """Return one flat row for each node and round: bits allotted and sent, bytes, weight, loss, seconds."""
-    return [
-        {
-            "round": record.round,
-            "node": name,
-            "answered": name in record.nodes,
-            "bits_allotted": _at(record.bits_allotted, i),
-            "bits_sent": _at(record.bits_sent, i),
-            "bytes": _at(record.node_bytes, i),
-            "weight": _at(record.node_weights, i),
-            "heldout_loss": _at(record.heldout_by_node, i),
-            "seconds": _at(record.answers, i),
-        }
-        for record in run.trace
-        for i, name in enumerate(run.nodes)
-    ]
+    return [row for record in run.trace for row in node_rounds(record, run.nodes)]
 
 
 def continuation_rows(run: RunData) -> list[Row]:
@@ -208,7 +179,7 @@ def difference_rows(runs: Sequence[RunData]) -> list[Row]:
 
 def _trend(run: RunData, index: int) -> str | None:
     """Return whether the last loss on a node's text is above the lowest one, below the first one, or level."""
-    losses = [loss for record in run.trace if (loss := _at(record.heldout_by_node, index)) is not None]
+    losses = [loss for record in run.trace if (loss := entry_of(record.heldout_by_node, index)) is not None]
     if len(losses) < 2:
         return None
     if losses[-1] > min(losses) + _MIN_TREND_NATS:
@@ -223,22 +194,9 @@ def _configured(run: RunData, index: int, key: str) -> float | None:
 
 
 def _flatten(text: str) -> dict[str, str]:
-    """Return the values of a configuration by their dotted keys; nodes go by their names."""
+    """Return the values of a configuration by their dotted keys."""
     try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        tables = parse_toml_tables(text)
+    except InputError:
         return {"": "no TOML"}
-    values: dict[str, str] = {}
-
-    def walk(key: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                walk(f"{key}.{name}" if key else name, inner)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            for i, inner in enumerate(value):
-                walk(f"{key}[{inner.get('name', i)}]", inner)
-        else:
-            values[key] = str(value)
-
-    walk("", tables)
-    return values
+    return {key: str(value) for key, value in flat_keys(tables).items()}

@@ -83,17 +83,55 @@ class AuditingRule(Rule, Protocol):
         ...
 
 
+class RelativeProducts(NamedTuple):
+    """Hold inner products [K, K] as `Audit` does, of labels whose tokens are divided by sqrt(pi + 1/V).
+
+    So little mass on each of many rare tokens counts by what it does to a student. pi is the prior. `each_errors` and
+    `whole_errors` [K] are the standard errors of the diagonals.
+    """
+
+    each: Floats
+    whole: Floats
+    each_errors: Floats
+    whole_errors: Floats
+
+
+class Masses(NamedTuple):
+    """Hold how far the nodes' labels [K] are from adding up to one: the mean square over contexts, and its error.
+
+    Of probabilities the squares have the mean zero, however much nodes differ.
+    """
+
+    squares: Floats
+    errors: Floats
+
+
+class GroupProducts(NamedTuple):
+    """Hold inner products [G, K, K] of the nodes' means over groups of contexts, and their diagonals' errors [G, K].
+
+    A group is the contexts that end with the same token. With sampled labels, tokens are divided as in
+    `RelativeProducts`.
+    """
+
+    means: Floats
+    errors: Floats
+
+
 class Audit(NamedTuple):
     """Hold the nodes' inner products [K, K]: `each` averaged over contexts, `whole` of their means over contexts.
 
     They are of probabilities, or of their differences to a prior that all share. `gains` [K] are the mean products with
     the tokens that follow in the public text, less the prior: how well a node predicts them. Without such tokens they
-    are None.
+    are None. `relative` and `masses` are of sampled labels. Dense ones are probabilities by construction. `groups` are
+    None without tokens that follow, or with too few contexts.
     """
 
     each: Floats
     whole: Floats
     gains: Floats | None = None
+    relative: RelativeProducts | None = None
+    masses: Masses | None = None
+    groups: GroupProducts | None = None
 
 
 def probabilities(decoded: Decoded) -> Reals:

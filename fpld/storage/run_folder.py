@@ -3,17 +3,20 @@
 config.toml            the configuration as used
 versions.json          what ran it
 tokenizer.json probe.json public.safetensors
+                       for tokenizers of nodes: tokenizer-K.json, public-K.safetensors, private/heldout-K.safetensors
+texts.json             how much of each text is used, and held out (`fpld.data.TextUse`)
 seals.json             digests of what is made once, checked when the run is resumed
 private/               the nodes' texts (a local run only: on real sites they stay there): text/N.safetensors are the
                        tokens of node N, heldout.safetensors the held-out ones; with the tokenizer anyone can read them
 base-N.safetensors     models before the first round, one for each [student] table; base-0 is the student's;
-                       base-N.device says where this machine computes it, if not on the CPU
+                       base-N.device says where this machine computes it, if its table has a device
 METHOD/                one federation: checkpoint.safetensors, trace.jsonl, progress.json, nodes/N/
 student.safetensors    the result; student-best.safetensors is that of the round with the lowest held-out loss
 trace.jsonl            one line a round
 now.json curves.jsonl  what goes on, and the trainings' curves (`fpld.federation.telemetry`)
 result.json            the table that `fpld run` prints
 own.json               the nodes' own models on their own texts
+tracking/              what trackers keep (`fpld.federation.tracking`), if there are any
 privacy.json           what the nodes have spent of what they promise, where they do
 """
 
@@ -46,6 +49,7 @@ TOKENIZER = "tokenizer.json"
 PROBE = "probe.json"
 PUBLIC = "public.safetensors"
 PREPARED = "prepared.json"
+TEXTS = "texts.json"
 SEALS = "seals.json"
 STUDENT = "student.safetensors"
 STUDENT_BEST = "student-best.safetensors"
@@ -59,6 +63,7 @@ RESERVE = "reserve"
 NOW = "now.json"
 CURVES = "curves.jsonl"
 LOG = "log.txt"
+TRACKING = "tracking"
 PRIVATE = "private"
 HELDOUT = f"{PRIVATE}/heldout.safetensors"
 
@@ -71,6 +76,7 @@ BEST_STUDENT = "best.safetensors"
 PRIOR = "prior.i16"
 WRITTEN_PRIOR = "written.i16"
 WINDOWS = "windows.json"
+BASE_LOSSES = "base.json"  # of the base model at the nodes, where they evaluate it with their first task
 
 # Files of a node, in its folder of a federation.
 NODE_FILE = "node.toml"
@@ -79,6 +85,16 @@ NODE_STATE = "state.safetensors"
 OWN_MODEL = "own.safetensors"
 ALONE_MODEL = "alone.safetensors"
 ADOPTED_MODEL = "adopted.safetensors"
+
+
+def numbered(name: str, number: int) -> str:
+    """Name the file that stands beside one of the run for another tokenizer; number 0 is the run's own.
+
+    >>> numbered("tokenizer.json", 0), numbered("tokenizer.json", 2)
+    ('tokenizer.json', 'tokenizer-2.json')
+    """
+    stem, _, suffix = name.rpartition(".")
+    return f"{stem}-{number}.{suffix}" if number else name
 
 
 def text_file(node: int) -> str:
@@ -125,20 +141,41 @@ class RunFolder:
         return (self.path / name).exists()
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the folder: a second run on it is refused. The lock ends with the process, however it ends."""
+    def lock(self) -> Iterator[bool]:
+        """Hold the folder: a second run on it is refused. The lock ends with the process, however it ends.
+
+        Yields
+        ------
+        bool
+            Whether this call made the folder.
+        """
         lock = FileLock(self.path / "lock", blocking=False)
+        in_use = f"{self.path} is in use by another run: wait for it, or choose another folder"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            made = _make_folder(self.path)
             lock.acquire()
         except Timeout:
-            raise InputError(f"{self.path} is in use by another run: wait for it, or choose another folder") from None
+            raise InputError(in_use) from None
         except OSError as error:
             raise storage_error(self.path, error) from error
         try:
-            yield
+            # The holder before may have removed the folder, with the file that is locked now.
+            if not self.has("lock"):
+                raise InputError(in_use)
+            yield made
         finally:
             lock.release()
+
+
+def _make_folder(path: Path) -> bool:
+    """Make a folder; return False if it is there already."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return False
+    return True
 
 
 # `seals.json` holds the SHA-256 of each file that a run makes once and reads again when it is resumed. A file that is

@@ -12,6 +12,7 @@ import numpy as np
 from fpld import registry
 from fpld.errors import InputError
 from fpld.storage.arrays import read_arrays, write_arrays
+from fpld.storage.files import parse_json
 from fpld.students.heldout import divergence
 from fpld.target import Target
 
@@ -41,6 +42,27 @@ def load(path: str | Path) -> "Student":
     return cls.load(path)
 
 
+def read_model_path(path: str | Path) -> str | None:
+    """Return the pretrained model, a path or a name, that the student in a file is made of; None if it needs none."""
+    config = read_arrays(path)[1].get("config", "{}")
+    try:
+        named = parse_json(config).get("path")
+    except (ValueError, AttributeError):
+        raise InputError(f"{path}: must hold a student with its configuration") from None
+    return None if named is None else str(named)
+
+
+def read_vocab(path: str | Path) -> int:
+    """Return V of the student in a file without making the student."""
+    try:
+        vocab = parse_json(read_arrays(path)[1].get("config", "{}")).get("vocab")
+    except (ValueError, AttributeError):
+        vocab = None
+    if type(vocab) is not int or vocab < 1:
+        raise InputError(f"{path}: must hold a student with its configuration")
+    return vocab
+
+
 def read_state(path: str | Path) -> dict[str, np.ndarray]:
     """Return the parameters in a student's file without making the student, which may be large."""
     return read_arrays(path)[0]
@@ -64,7 +86,9 @@ __all__ = [
     "Target",
     "divergence",
     "load",
+    "read_model_path",
     "read_state",
+    "read_vocab",
     "student_class",
     "write_state",
 ]

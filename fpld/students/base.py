@@ -13,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypedDict, Unpack
 
 import numpy as np
 
+from fpld.data.token_stream import check_text
 from fpld.errors import InputError, ParameterError
 from fpld.numerics import log_sum_exp, softmax
 from fpld.privacy.sampling import PADDING
@@ -38,10 +39,14 @@ if TYPE_CHECKING:
 
     from fpld.data import Tokenizer
     from fpld.privacy import Mechanism, PrivateText, RandomSource
+    from fpld.students.configs import Compute
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
 
+_BLOCK_VALUES = 1 << 20  # coordinates of a block of logits
+_LEAST_BLOCK_ROWS = 512  # contexts of it, however large the vocabulary: a matrix product of fewer is slower
+_FULL_BLOCK_ROWS = 4096  # and however small
 SHARE_TOLERANCE = 1e-5
 """How far the sum of float32 shares may be from 1."""
 
@@ -91,6 +96,13 @@ class Distillation:
             raise ParameterError("public", "must be a text when public_weight > 0, got None; pass its tokens")
 
 
+class PublicText(NamedTuple):
+    """What `fpld.students.subspace` is made of: public sequences [S, T], and how many numbers are trained."""
+
+    sequences: np.ndarray
+    numbers: int
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class PrivateTraining:
     """How a student is trained privately; the fields are the arguments of `Student.finetune_privately`."""
@@ -99,7 +111,9 @@ class PrivateTraining:
     mechanism: Mechanism
     steps: int
     random: RandomSource
-    rate: float | None
+    rate: float | None = None
+    average: float = 0.0
+    public: PublicText | None = None
 
 
 class Predictor:
@@ -128,12 +142,13 @@ class Student(ABC):
 
     kind: ClassVar[str]
     private: ClassVar[bool] = False  # whether it can be trained privately
+    has_devices: ClassVar[bool] = False  # whether it can be computed elsewhere than on the CPU
     Config: ClassVar[type[Any]]
     config: Any  # the frozen dataclass from which an equal student can be made
 
     @abstractmethod
     def __init__(self, config: Any, *, seed: int, device: str = "cpu") -> None:
-        """Make a student; `seed` draws its first parameters, `device` is "cpu", "cuda" or "auto"."""
+        """Make a student; `seed` draws its first parameters, `device` is "cpu", "cuda", "mps" or "auto"."""
 
     @property
     @abstractmethod
@@ -192,7 +207,11 @@ class Student(ABC):
         )
 
     def to(self, device: str) -> Self:  # noqa: ARG002  # kinds in NumPy are always on the CPU
-        """Move to a device ("auto", "cpu" or "cuda") in place."""
+        """Move to a device ("auto", "cpu", "cuda" or "mps") in place."""
+        return self
+
+    def compute_with(self, compute: Compute) -> Self:  # noqa: ARG002  # kinds in NumPy have one precision
+        """Train with a machine's precision, memory and number of sequences at a time; in place."""
         return self
 
     @property
@@ -210,9 +229,14 @@ class Student(ABC):
         """Return the number of parameters, which is what FedAvg would send."""
         return int(self.config.parameters)
 
-    def logit_blocks(self, sequences: np.ndarray, *, rows: int = 4096) -> Iterator[np.ndarray]:
-        """Yield the rows of `logits` in order, by whole sequences: at most `rows` rows, or one sequence."""
-        sequences = check_sequences(sequences, self.vocab, self.longest)
+    def logit_blocks(self, sequences: np.ndarray, *, rows: int | None = None) -> Iterator[np.ndarray]:
+        """Yield the rows of `logits` in order, by whole sequences: at most `rows` rows, or one sequence.
+
+        By default a block has some 2^20 coordinates, which stay in the cache for whoever works on them next.
+        """
+        sequences = self._check_sequences(sequences)
+        if rows is None:
+            rows = min(max(_BLOCK_VALUES // self.vocab, _LEAST_BLOCK_ROWS), _FULL_BLOCK_ROWS)
         check_count("rows", rows, 1)
         return self._blocks(sequences, max(1, rows // sequences.shape[1]))
 
@@ -225,7 +249,7 @@ class Student(ABC):
 
     def predictor(self, sequences: np.ndarray) -> Predictor:
         """Return a predictor of these sequences, valid as long as the student does not change."""
-        return Predictor(self, check_sequences(sequences, self.vocab, self.longest))
+        return Predictor(self, self._check_sequences(sequences))
 
     def logits(self, sequences: np.ndarray) -> np.ndarray:
         """Return the logits [S*T, V] for every position of the sequences [S, T], float32."""
@@ -284,13 +308,22 @@ class Student(ABC):
             yield log_sum_exp(block) - chosen
             start += len(block)
 
+    def curvature(self, sequences: np.ndarray) -> dict[str, float] | None:  # noqa: ARG002  # for kinds with gradients
+        """Return how much a squared error in each tensor of the state matters, by name; None if a kind cannot tell.
+
+        It is the mean over the tensor's weights of the empirical Fisher information on these sequences [S, T]: half of
+        it times the sum of the squared errors is what a small error in that tensor costs in nats, but for a factor that
+        all tensors share.
+        """
+        return None
+
     def finetune(self, tokens: np.ndarray, *, steps: int, seed: int, rate: float | None = None) -> float:
         """Train on a text for `steps` minibatches; return the mean loss of the last tenth, in nats.
 
         `rate` replaces the learning rate of the configuration.
         """
         check_training(steps, seed, rate)
-        tokens = check_tokens(tokens, self.vocab, self.window + 1)
+        tokens = check_text(tokens, self.vocab, self.window + 1)
         return check_finite(self._finetune(tokens, steps, seed, rate))
 
     def finetune_privately(
@@ -301,14 +334,30 @@ class Student(ABC):
         steps: int,
         random: RandomSource,
         rate: float | None = None,
+        average: float = 0.0,
+        public: PublicText | None = None,
     ) -> float:
         """Train on a text by DP-SGD (`fpld.privacy`); return the mean loss of the last tenth of the steps, in nats.
 
         The parameters after it are differentially private, as `mechanism.spent(steps)` says. The loss is not.
+
+        Parameters
+        ----------
+        average
+            The share of the last steps over which the parameters are averaged at the end; 0 takes the last ones.
+        public
+            Train those numbers alone that this public text chooses (`fpld.students.subspace`), from the parameters as
+            they are. The rate is then a share of the step of Newton's method. None: all parameters.
         """
         check_training(steps, 0, rate)
-        check_tokens(text.windows[text.windows != PADDING], self.vocab, 2)
-        return check_finite(self._finetune_privately(PrivateTraining(text, mechanism, steps, random, rate)))
+        if isinstance(text.windows, np.ndarray):  # those of a longer text are read, and checked, when they are drawn
+            check_tokens(text.windows[text.windows != PADDING], self.vocab, 2)
+        if not 0 <= average <= 1:
+            raise ParameterError("average", f"must be a share of the steps, from 0 to 1, got {average!r}")
+        if public is not None:
+            check_sequences(public.sequences, self.vocab, self.longest)
+        how = PrivateTraining(text, mechanism, steps, random, rate, average, public)
+        return check_finite(self._finetune_privately(how))
 
     def distill(
         self,
@@ -341,7 +390,7 @@ class Student(ABC):
             reference, which starts at 0 and falls if the student is its own reference.
         """
         how = self._check_distillation(Distillation(steps, seed, **options))
-        sequences = check_sequences(sequences, self.vocab, self.longest)
+        sequences = self._check_sequences(sequences)
         target = check_target(target, sequences, self.vocab)
         return check_finite(self._distill(sequences, target, self._check_reference(target, reference), how))
 
@@ -385,11 +434,15 @@ class Student(ABC):
         shares = check_shares(shares, (len(sequences), len(checked)))
         return check_finite(self._distill_from_models(sequences, checked, shares, how))
 
+    def _check_sequences(self, sequences: np.ndarray) -> np.ndarray:
+        """Return sequences [S, T] that this student can predict, or raise InputError."""
+        return check_sequences(sequences, self.vocab, self.longest)
+
     def _check_distillation(self, how: Distillation) -> Distillation:
         """Return the settings with the public text checked, and without one that has no weight."""
         public = None
         if how.public is not None and how.public_weight > 0:
-            public = check_tokens(how.public, self.vocab, self.window + 1, name="public")
+            public = check_text(how.public, self.vocab, self.window + 1, name="public")
         return dataclasses.replace(how, public=public)
 
     def _check_reference(self, target: Target, reference: Student | None) -> Student | None:

@@ -14,7 +14,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from fpld.errors import InputError, ParameterError
 from fpld.registry import students
-from fpld.validation import check_count, check_positive, check_vocab, check_weight
+from fpld.validation import MAX_BATCH, check_count, check_positive, check_vocab, check_weight, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,37 @@ if TYPE_CHECKING:
 MAX_LENGTH = 1 << 16
 NORM_EPSILON = 1e-6
 ROTARY_BASE = 10000.0
-Device = Literal["cpu", "cuda", "auto"]
+MIN_PUBLIC_SEQUENCES = 32
+"""Of the probe set, for `fpld.students.subspace`: with fewer, directions and squares would be those of chance."""
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What a machine computes with.
+
+    Parameters
+    ----------
+    device
+        Of models that name none.
+    threads
+        Of a process in PyTorch.
+    dtype
+        The precision of the steps of training. Weights stay in float32, and so does all that is predicted for the
+        wire. "auto" is bfloat16 on a GPU that has it, else float32.
+    at_once
+        How many sequences of a minibatch are computed at a time; gradients are summed. None: what the student's
+        configuration says. "auto": as many as fit into memory, tried before each training.
+    memory
+        Bytes of a GPU that a process may take (None: all).
+    """
+
+    device: Device = "auto"
+    threads: int = 1
+    dtype: Precision = "auto"
+    at_once: int | Literal["auto"] | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +86,9 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         check_vocab(self.vocab)
-        for name in ("layers", "width", "heads", "length", "batch"):
+        for name in ("layers", "width", "heads", "length"):
             check_count(name, getattr(self, name), 1)
+        check_count("batch", self.batch, 1, MAX_BATCH)
         if self.length > MAX_LENGTH:
             raise ParameterError("length", f"must be at most {MAX_LENGTH}, got {self.length}")
         if self.width % (2 * self.heads):
@@ -155,8 +186,9 @@ class HuggingFaceConfig:
             raise ParameterError("dtype", f"must be 'float32' or 'bfloat16', got {self.dtype!r}")
         if self.dtype == "bfloat16" and self.lora == 0:
             raise ParameterError("dtype", "must be 'float32' where all weights are trained (lora = 0), got 'bfloat16'")
-        for name in ("length", "batch", "micro"):
-            check_count(name, getattr(self, name), 1)
+        check_count("length", self.length, 1)
+        for name in ("batch", "micro"):
+            check_count(name, getattr(self, name), 1, MAX_BATCH)
         for name in ("rate", "distill_rate", "clip", "lora_alpha"):
             check_positive(name, getattr(self, name))
         check_weight("weight_decay", self.weight_decay)
@@ -174,11 +206,11 @@ def config_class(kind: str) -> type[Any]:
 
 @dataclass(frozen=True, slots=True)
 class StudentChoice:
-    """A kind of student, its configuration (a frozen dataclass with `vocab` = 0), and its device."""
+    """A kind of student, its configuration (a frozen dataclass with `vocab` = 0), its device (None: the machine's)."""
 
     kind: str
     settings: Any
-    device: Device = "cpu"
+    device: Device | None = None
 
     def changed(self, **settings: Any) -> StudentChoice:
         """Return the same choice with other settings.
@@ -208,7 +240,7 @@ def parse_student(table: Any) -> StudentChoice:
     if isinstance(table, StudentChoice):
         return table
     if not isinstance(table, dict):
-        raise InputError(f"must be a table with a kind, got {table!r}")
+        raise InputError(f"must be a table with a kind, got {shown(table)}")
     settings = dict(table)
     if "kind" not in settings:
         raise _refusal({"kind": f"is missing: one of {', '.join(students.names())}"}, settings)
@@ -217,7 +249,7 @@ def parse_student(table: Any) -> StudentChoice:
         students.check(kind)
     except InputError as error:
         raise _refusal({"kind": str(error)}, table) from None
-    device = _checked({"device": Device}, {"device": settings.pop("device", "cpu")})["device"]
+    device = _checked({"device": Device | None}, {"device": settings.pop("device", None)})["device"]
     return StudentChoice(kind, _settings(kind, settings), device)
 
 

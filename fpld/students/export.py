@@ -36,8 +36,8 @@ def export_llama(config: TransformerConfig, weights: Mapping[str, np.ndarray], f
     """Write weights by their names in transformers as a LlamaForCausalLM."""
     settings = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32"}
     _write_json(folder / CONFIG, {**settings, **config.llama, **_NO_SPECIAL_TOKENS})
-    # The model was never trained on later positions.
-    _write_json(folder / GENERATION, {"do_sample": True, "max_length": config.length, **_NO_SPECIAL_TOKENS})
+    # A number of new tokens gives way to the caller's; beside a greatest length transformers would warn of both.
+    _write_json(folder / GENERATION, {"do_sample": True, "max_new_tokens": config.length, **_NO_SPECIAL_TOKENS})
     write_shared_bytes(folder / WEIGHTS, dump_arrays(dict(weights), {"format": "pt"}))
 
 

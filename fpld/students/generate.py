@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.data.tokenizers import SEPARATOR
+from fpld.data.encoding import SEPARATOR
 from fpld.numerics import softmax
 from fpld.progress import LoopProgress
 from fpld.validation import check_count, check_positive, check_tokens, check_weight

@@ -1,9 +1,12 @@
 """Students in PyTorch: training on text, distillation and DP-SGD by AdamW with warm-up and decay.
 
 A minibatch may be computed a few sequences at a time, which holds fewer logits in memory and gives the same gradient.
-DP-SGD takes the gradient of one unit at a time, clips its norm over all parameters, and adds noise to the sum.
+The steps of training may be in bfloat16 or float16 over weights in float32 (autocast); predictions never are.
+DP-SGD takes a noisy mean of the clipped gradients of units, of all parameters or in few numbers of them
+(`fpld.students.subspace`), in float32 always.
 """
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +16,14 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from fpld.errors import InputError, MissingExtraError
+from fpld.errors import MissingExtraError
 from fpld.privacy import Mechanism, PrivateText, RandomSource
 from fpld.privacy.sampling import PADDING
 from fpld.progress import LoopProgress
-from fpld.students.base import Distillation, Predictor, PrivateTraining, Student, TailAverage, tail_mean
+from fpld.students.base import Distillation, Predictor, PrivateTraining, PublicText, Student, TailAverage, tail_mean
+from fpld.students.configs import Compute
 from fpld.target import Target
-from fpld.validation import check_count, check_sequences
+from fpld.validation import check_sequences
 
 try:
     import torch
@@ -28,7 +32,12 @@ try:
 except ImportError as error:
     raise MissingExtraError("a student in PyTorch", "torch") from error
 
+from fpld.students.devices import largest_that_fits, pick_device, pick_precision
 from fpld.students.losses import ModelTeacher, Teacher, has_spare_core, make_teacher, prefetched
+from fpld.students.noisy import UnitGradient, noisy_mean
+from fpld.students.subspace import NEWTON_SHARE, public_subspace
+
+log = logging.getLogger(__name__)
 
 
 class Minibatch(NamedTuple):
@@ -46,13 +55,37 @@ class GradientStudent(Student):
     """
 
     private = True
+    has_devices = True
     _network: nn.Module
     device: torch.device
+    _compute = Compute(dtype="float32")
+    _fitting: int | None = None  # sequences at a time that fit into memory, where they were tried
+    _scaler: torch.amp.GradScaler  # of the training that runs
 
     @property
     @abstractmethod
     def micro(self) -> int:
+        """Return how many sequences of a minibatch are done at a time, where the machine's `Compute` does not say."""
+
+    @property
+    def at_once(self) -> int:
         """Return how many sequences of a minibatch are done at a time."""
+        if self._compute.at_once == "auto":
+            return self._fitting or self.config.batch
+        return self._compute.at_once or self.micro
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Return the precision of the steps of training."""
+        return pick_precision(self._compute.dtype, self.device)
+
+    def compute_with(self, compute: Compute) -> Self:
+        """Train with a machine's precision, memory and number of sequences at a time; in place."""
+        self._compute = compute
+        if compute.memory is not None and self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(compute.memory / total, 1.0), self.device)
+        return self
 
     def _rate_factor(self, name: str) -> float:  # noqa: ARG002  # a kind of student may tell parameters apart
         """Return the factor of a parameter's learning rate."""
@@ -64,7 +97,7 @@ class GradientStudent(Student):
         return int(self.config.length)
 
     def to(self, device: str) -> Self:
-        """Move to a device ("auto", "cpu" or "cuda") in place; a file is always loaded to the CPU."""
+        """Move to a device ("auto", "cpu", "cuda" or "mps") in place; a file is always loaded to the CPU."""
         self.device = pick_device(device)
         self._network.to(self.device)
         return self
@@ -72,11 +105,14 @@ class GradientStudent(Student):
     @property
     def place(self) -> str:
         """Return the device and the precision, for people to read."""
-        return f"on {self.device.type} in {getattr(self.config, 'dtype', 'float32')}"
+        weights = getattr(self.config, "dtype", "float32")
+        steps = str(self.precision).removeprefix("torch.")
+        mixed = f", trained in {steps}" if self.precision != torch.float32 else ""
+        return f"on {self.device.type} in {weights}{mixed}"
 
     def copy(self) -> Self:
         """Return a student with the same parameters, on the same device, that shares none of them."""
-        return super().copy().to(self.device.type)
+        return super().copy().to(self.device.type).compute_with(self._compute)
 
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of the parameters that are trained, float32, by name."""
@@ -106,6 +142,13 @@ class GradientStudent(Student):
         out: Tensor = self._network(self._ids(sequences)).float()
         return out
 
+    def read_out_parts(self, sequences: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Return the last hidden states [B, T, C] of sequences and the read-out [V, C] that makes logits of them.
+
+        Where a model is not such, return its logits [B, T, V], and None.
+        """
+        return self.predict(sequences), None
+
     def _token_loss(self, ids: Tensor) -> Tensor:
         """Return the mean cross entropy of windows [B, T+1]."""
         return F.cross_entropy(self._network(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
@@ -114,9 +157,23 @@ class GradientStudent(Student):
         """Return the mean cross entropy of sequences [B, T] to targets [B, T, V]."""
         return -(t * F.log_softmax(self.predict(sequences), dim=-1)).sum() / sequences.size
 
+    def curvature(self, sequences: np.ndarray) -> dict[str, float]:
+        """Return the mean empirical Fisher information of each trained tensor, by the gradient of each sequence."""
+        windows = check_sequences(sequences, self.vocab, self.longest)
+        weights = self._trained()
+        found = dict.fromkeys(weights, 0.0)
+        for window in windows:
+            loss = self._token_loss(self._ids(window[None]))
+            gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+            for name, gradient in zip(weights, gradients, strict=True):
+                if gradient is not None:
+                    found[name] += float(gradient.float().square().mean()) / len(windows)
+        return found
+
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
         rng = np.random.default_rng(seed)
         batch = self.config.batch
+        self._fit_memory(batch, self._token_trial)
         progress = LoopProgress("training", steps, tokens=batch * self.window)
 
         def step() -> float:
@@ -125,44 +182,74 @@ class GradientStudent(Student):
         return self._train(step, progress, rate or self.config.rate)
 
     def _finetune_privately(self, how: PrivateTraining) -> float:
-        text = how.text
-        mechanism = how.mechanism
+        windows = how.mechanism.rate * float(np.minimum(np.diff(how.text.starts), how.mechanism.windows).sum())
+        progress = LoopProgress("private training", how.steps, tokens=round(windows * self.window))
+        if how.public is not None:
+            return self._train_in_subspace(how, how.public, progress)
         loss = math.log(self.vocab)
 
         def step() -> float:
             nonlocal loss
-            losses = self._private_step(text, mechanism, how.random)
+            losses = self._private_step(how.text, how.mechanism, how.random)
             # Under Poisson sampling a step may have no unit: it then repeats the last loss.
             loss = float(np.mean(losses)) if losses else loss
             return loss
 
-        windows = mechanism.rate * float(np.minimum(np.diff(text.starts), mechanism.windows).sum())
-        progress = LoopProgress("private training", how.steps, tokens=round(windows * self.window))
-        return self._train(step, progress, how.rate or self.config.rate)
+        return self._train(step, progress, how.rate or self.config.rate, how.average, mixed=False)
 
     def _private_step(self, text: PrivateText, mechanism: Mechanism, random: RandomSource) -> list[float]:
         """Set the gradients to a noisy mean of clipped ones; return the loss of each unit that took part."""
         weights = list(self._trained().values())
-        total = [torch.zeros_like(weight) for weight in weights]
+
+        def gradient(windows: np.ndarray) -> UnitGradient:
+            loss, gradients = self._of_unit(windows)
+            return UnitGradient(loss, list(gradients.values()))
+
+        mean = noisy_mean(text, mechanism, random, gradient, weights)
+        for weight, part in zip(weights, mean.parts, strict=True):
+            weight.grad = part.to(weight.dtype)
+        return mean.losses
+
+    def _train_in_subspace(self, how: PrivateTraining, public: PublicText, progress: LoopProgress) -> float:
+        """Take steps of DP-SGD in the numbers that public text chooses, from the parameters as they are."""
+        weights = self._trained()
+        start = {name: weight.detach().clone() for name, weight in weights.items()}
+        subspace = public_subspace(lambda windows: self._of_unit(windows)[1], public, how.mechanism.windows)
+        scales = subspace.scales(how.mechanism, how.text.units, how.steps)
+        x = [torch.zeros_like(scale) for scale in scales]
+        tail = TailAverage(x, how.steps, how.average)
         losses = []
-        for windows in text.draw(mechanism.rate, mechanism.windows, random):
-            for weight in weights:
-                weight.grad = None
-            losses.append(self._unit_gradient(windows))
-            add_clipped(total, [weight.grad for weight in weights], mechanism.clip)
-        # Divided by the expected number of units: the actual one would tell who took part.
-        expected = mechanism.rate * text.units
-        for weight, some in zip(weights, total, strict=True):
-            noise = torch.from_numpy(random.normals(some.numel()).astype(np.float32)).view_as(some)
-            weight.grad = some.add_(noise.to(some.device), alpha=mechanism.noise * mechanism.clip).div_(expected)
-        return losses
+
+        def gradient(windows: np.ndarray) -> UnitGradient:
+            loss, gradients = self._of_unit(windows)
+            return UnitGradient(loss, subspace.coordinates(gradients))
+
+        for index in range(how.steps):
+            mean = noisy_mean(how.text, how.mechanism, how.random, gradient, x)
+            for own, part, scale in zip(x, mean.parts, scales, strict=True):
+                own.sub_(part * scale, alpha=how.rate or NEWTON_SHARE)
+            subspace.place(x, start, weights)
+            tail.add(index)
+            losses.append(float(np.mean(mean.losses)) if mean.losses else math.log(self.vocab))
+            progress.add(loss=losses[-1])
+        tail.finish()
+        subspace.place(x, start, weights)
+        return tail_mean(losses)
+
+    def _of_unit(self, windows: np.ndarray) -> tuple[float, dict[str, Tensor]]:
+        """Return the mean loss over the tokens of a unit's windows, and its gradient by tensor."""
+        weights = self._trained()
+        for weight in weights.values():
+            weight.grad = None
+        loss = self._unit_gradient(windows)
+        return loss, {name: torch.zeros_like(w) if w.grad is None else w.grad for name, w in weights.items()}
 
     def _unit_gradient(self, windows: np.ndarray) -> float:
         """Add the gradient of the mean cross entropy over the tokens of windows [B, T+1], which may be padded."""
         count = int((windows[:, 1:] != PADDING).sum())
         loss = 0.0
-        for start in range(0, len(windows), self.micro):
-            ids = self._ids(windows[start : start + self.micro])
+        for start in range(0, len(windows), self.at_once):
+            ids = self._ids(windows[start : start + self.at_once])
             logits = self._network(ids[:, :-1].clamp(min=0)).flatten(0, 1).float()
             nats = F.cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=PADDING, reduction="sum") / count
             nats.backward()  # type: ignore[no-untyped-call]
@@ -170,16 +257,30 @@ class GradientStudent(Student):
         return loss
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
-        return self._learn(sequences, make_teacher(target, sequences, reference, self.device), how)
+        return self.learn(
+            sequences, make_teacher(target, sequences, reference, self.device), how, self._target_loss, self.vocab
+        )
 
     def _distill_from_models(
         self, sequences: np.ndarray, states: Sequence[Mapping[str, np.ndarray]], shares: np.ndarray, how: Distillation
     ) -> float:
-        return self._learn(sequences, ModelTeacher(self.copy(), states, shares, sequences), how)
+        teacher = ModelTeacher(self.copy(), states, shares, sequences)
+        return self.learn(sequences, teacher, how, self._target_loss, self.vocab)
 
-    def _learn(self, sequences: np.ndarray, teacher: Teacher, how: Distillation) -> float:
-        """Take the steps of a distillation; where a core is free, it computes the next targets meanwhile."""
+    def learn(
+        self,
+        sequences: np.ndarray,
+        teacher: Teacher,
+        how: Distillation,
+        target_loss: Callable[[np.ndarray, Tensor], Tensor],
+        width: int,
+    ) -> float:
+        """Take the steps of a distillation; where a core is free, it computes the next targets meanwhile.
+
+        `target_loss` returns the mean cross entropy of some sequences to their targets [B, T, width].
+        """
         batch = how.batch or self.config.batch
+        self._fit_memory(batch, lambda count: self._target_trial(count, sequences, target_loss, width))
         minibatches = list(self._minibatches(len(sequences), batch, how))
         upcoming = iter(minibatches)
         blocks = teacher.blocks(rows[part] for rows, _ in minibatches for part in self._parts(batch))
@@ -190,8 +291,9 @@ class GradientStudent(Student):
             lessons = chain.from_iterable(blocks)
 
             def loss(rows: np.ndarray) -> Tensor:
-                lesson = next(lessons)
-                return self._target_loss(sequences[rows], lesson.t) - lesson.constant
+                lesson = next(lessons)  # in float32, outside of the autocast
+                with self._autocast():
+                    return target_loss(sequences[rows], lesson.t) - lesson.constant
 
             def step() -> float:
                 rows, starts = next(upcoming)
@@ -222,25 +324,74 @@ class GradientStudent(Student):
         windows = tokens[starts[:, None] + np.arange(self.window + 1)]  # [B, T+1]
 
         def loss(part: slice) -> Tensor:
-            return weight * self._token_loss(self._ids(windows[part]))
+            with self._autocast():
+                return weight * self._token_loss(self._ids(windows[part]))
 
         return self._accumulate(loss, len(starts))
 
     def _accumulate(self, loss: Callable[[slice], Tensor], batch: int) -> float:
-        """Sum the gradients of a minibatch of `batch` sequences, `micro` at a time."""
+        """Sum the gradients of a minibatch of `batch` sequences, `at_once` at a time."""
         total = 0.0
         for part in self._parts(batch):
             value: Tensor = loss(part) * ((part.stop - part.start) / batch)
-            value.backward()  # type: ignore[no-untyped-call]
+            self._scaler.scale(value).backward()  # type: ignore[no-untyped-call]
             total += float(value.detach())
         return total
 
+    def _autocast(self) -> torch.autocast:
+        """Return the context in which the layers of a training step are computed."""
+        precision = self.precision
+        return torch.autocast(self.device.type, precision, enabled=precision != torch.float32)
+
+    def _fit_memory(self, batch: int, trial: Callable[[int], Tensor]) -> None:
+        """Find how many sequences fit into memory at a time, if the machine's `Compute` asks for it.
+
+        `trial` returns the loss of so many sequences. A trial holds what a step does: activations, gradients, moments.
+        """
+        if self._compute.at_once != "auto":
+            return
+        self._fitting = largest_that_fits(lambda count: self._try_step(trial, count), batch)
+        if self._fitting < batch:
+            log.info("%d of the %d windows of a minibatch fit into memory at a time", self._fitting, batch)
+
+    def _try_step(self, trial: Callable[[int], Tensor], count: int) -> None:
+        weights = list(self._trained().values())
+        try:
+            moments = [torch.empty_like(weight) for weight in weights for _ in range(2)]
+            with self._autocast():
+                loss = trial(count)
+            loss.backward()  # type: ignore[no-untyped-call]
+            del moments
+        finally:
+            for weight in weights:
+                weight.grad = None
+
+    def _token_trial(self, count: int) -> Tensor:
+        return self._token_loss(torch.zeros((count, self.window + 1), dtype=torch.int64, device=self.device))
+
+    def _target_trial(
+        self, count: int, sequences: np.ndarray, target_loss: Callable[[np.ndarray, Tensor], Tensor], width: int
+    ) -> Tensor:
+        some = sequences[np.arange(count) % len(sequences)]
+        return target_loss(some, torch.zeros((*some.shape, width), device=self.device))
+
     def _parts(self, batch: int) -> list[slice]:
         """Return the parts of a minibatch that are computed at a time."""
-        return [slice(start, min(start + self.micro, batch)) for start in range(0, batch, self.micro)]
+        return [slice(start, min(start + self.at_once, batch)) for start in range(0, batch, self.at_once)]
 
-    def _train(self, step: Callable[[], float], progress: LoopProgress, rate: float, average: float = 0.0) -> float:
-        """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state."""
+    def _train(
+        self,
+        step: Callable[[], float],
+        progress: LoopProgress,
+        rate: float,
+        average: float = 0.0,
+        *,
+        mixed: bool = True,
+    ) -> float:
+        """Take AdamW steps; the optimizer starts anew with each call, so the parameters are all the state.
+
+        `mixed` says that the steps follow `precision`: those of private training are in float32 always.
+        """
         steps = progress.total
         weights = list(self._trained().values())
         groups = [
@@ -252,6 +403,8 @@ class GradientStudent(Student):
             for name, p in self._trained().items()
         ]
         optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
+        # float16 has no small numbers: its losses are scaled, and a step whose gradients overflow is left out.
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=mixed and self.precision == torch.float16)
         tail = TailAverage([weight.detach() for weight in weights], steps, average)
         losses = []
         for index in range(steps):
@@ -259,8 +412,10 @@ class GradientStudent(Student):
                 group["lr"] = rate * group["scale"] * schedule(index, steps)
             optimizer.zero_grad()
             losses.append(step())
+            self._scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(weights, self.config.clip)
-            optimizer.step()
+            self._scaler.step(optimizer)
+            self._scaler.update()
             tail.add(index)
             progress.add(loss=losses[-1])
         tail.finish()
@@ -288,38 +443,9 @@ def as_rows(logits: Tensor) -> np.ndarray:
     return rows
 
 
-def add_clipped(total: list[Tensor], gradient: list[Tensor | None], clip: float) -> None:
-    """Add a unit's gradient to a sum, scaled so that its norm over all parameters is at most `clip`.
-
-    A gradient that is not finite adds nothing.
-    """
-    pairs = [(some, part.float()) for some, part in zip(total, gradient, strict=True) if part is not None]
-    norm = float(torch.stack([part.norm() for _, part in pairs]).double().norm()) if pairs else 0.0
-    if math.isfinite(norm):
-        scale = min(1.0, clip / norm) if norm > 0 else 0.0
-        for some, part in pairs:
-            some.add_(part, alpha=scale)
-
-
 def schedule(step: int, steps: int) -> float:
     """Return the factor of the learning rate: linearly up over the first tenth, then down to a fiftieth."""
     warmup = max(1, steps // 10)
     if step < warmup:
         return (step + 1) / warmup
     return 1.0 - 0.98 * (step + 1 - warmup) / (steps - warmup)
-
-
-def use_threads(count: int) -> None:
-    """Set PyTorch to `count` threads in this process; the bits of a result depend on it."""
-    check_count("count", count, 1)
-    torch.set_num_threads(count)
-
-
-def pick_device(device: str) -> torch.device:
-    """Return the device by name; "auto" takes a GPU where there is one."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise InputError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}")
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise InputError("device must be 'cpu' or 'auto' here, got 'cuda', but PyTorch finds no GPU")
-    return torch.device("cuda" if available and device != "cpu" else "cpu")

@@ -2,6 +2,10 @@
 
 The nats of a model are one array for each text: the negative log-probability of every token but the first. Models are
 compared window by window on the same tokens, which gives a difference and its standard error.
+
+A model with a tokenizer of its own reads the same bytes as other tokens. Its nats are spread over the bytes of the text
+and added up again by the tokens of the federation's student: so all losses of a run are in nats per token of the
+student, whatever model they are of, and bits per byte follow from them by one factor.
 """
 
 from __future__ import annotations
@@ -17,15 +21,67 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from fpld.data.label_space import TokenStrings
     from fpld.students.base import Student
     from fpld.target import Target
+    from fpld.types import Arrays, Floats, Tokens
 
     Nats = Sequence[npt.NDArray[np.floating[Any]]]
     Windows = Sequence[Sequence[float]]
 
+_POSITIONS = ".positions"
 _PREDICTED_VALUES = 1 << 20  # coordinates that a student predicts at a time
 _MAX_VALUES = 1 << 25  # coordinates of a probe set that are evaluated
 _BLOCK_VALUES = 1 << 15  # coordinates of a block: its intermediate results stay in the cache
+
+
+class HeldoutText(NamedTuple):
+    """A text as a model's tokens [n]; `positions` [n] are where these end in the tokens of the student, if it differs.
+
+    A position of 2.5 is in the middle of the student's third token.
+    """
+
+    tokens: Tokens
+    positions: Floats | None = None
+
+    def nats(self, student: Student, length: int) -> npt.NDArray[np.floating[Any]]:
+        """Return a model's cross entropy by the tokens of the federation's student, but the first.
+
+        Windows of `length` of the student's tokens see only themselves, or as many bytes in tokens of the model's own.
+        """
+        if self.positions is None:
+            return student.token_nats(self.tokens, length)
+        count = round(float(self.positions[-1]))
+        width = max(round(length * len(self.tokens) / count), 1)
+        longest = student.longest
+        nats = student.token_nats(self.tokens, width if longest is None else min(width, longest))
+        total = np.concatenate([[0.0], np.cumsum(nats, dtype=np.float64)])
+        return np.diff(np.interp(np.arange(1, count + 1), self.positions, total))
+
+    def arrays(self, name: str) -> Arrays:
+        """Return the arrays of a file in which the text has this name."""
+        return {name: self.tokens} | ({} if self.positions is None else {name + _POSITIONS: self.positions})
+
+    @classmethod
+    def of(cls, arrays: Arrays, name: str) -> HeldoutText:
+        """Return the text of this name from the arrays of a file."""
+        return cls(arrays[name], arrays.get(name + _POSITIONS))
+
+    @classmethod
+    def respelled(cls, tokens: Tokens, shared: TokenStrings, own: TokenStrings) -> HeldoutText:
+        """Return a text in tokens of the student as the tokens of a model's own."""
+        mine = own.tokenizer.encode(shared.tokenizer.decode(tokens))
+        theirs = shared.ends(tokens)
+        # A character that is cut at the end of the text has other bytes: the two ends are the same place.
+        ends = own.ends(mine) * (theirs[-1] / own.ends(mine)[-1])
+        positions = np.interp(ends, np.concatenate([[0], theirs]), np.arange(len(tokens) + 1))
+        return cls(mine, positions)
+
+
+def read_heldout(arrays: Arrays) -> list[HeldoutText]:
+    """Return the texts "0", "1", ... from the arrays of a file."""
+    count = sum(not name.endswith(_POSITIONS) for name in arrays)
+    return [HeldoutText.of(arrays, str(index)) for index in range(count)]
 
 
 def heldout_losses(student: Student, heldout: Sequence[np.ndarray[Any, Any]], length: int) -> list[float]:

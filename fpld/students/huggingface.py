@@ -115,7 +115,7 @@ class HuggingFace(GradientStudent):
         return None if self._positions is None else int(self._positions) - self.config.bos
 
     def to(self, device: str) -> Self:
-        """Move to a device ("auto", "cpu" or "cuda") in place."""
+        """Move to a device ("auto", "cpu", "cuda" or "mps") in place."""
         super().to(device)
         trunk = self._network.trunk
         config = self.config
@@ -194,8 +194,9 @@ class HuggingFace(GradientStudent):
         fresh: dict[bytes, Tensor] = {}
         if new:
             # Not in inference mode, whatever mode the caller is in: a later gradient may go through cached states.
-            # One by one: cached states must not depend on the other sequences of a minibatch.
-            with torch.inference_mode(False):
+            # One by one: cached states must not depend on the other sequences of a minibatch. And in float32, whatever
+            # the precision of training: predictions for the wire are made of them too.
+            with torch.inference_mode(False), torch.autocast(self.device.type, enabled=False):
                 fresh = {key: self._network.below(ids[row : row + 1])[0] for key, row in new.items()}
             room = CACHE_BYTES // fresh[next(iter(new))].nbytes - len(self._trunk_cache)
             self._trunk_cache.update(islice(fresh.items(), max(room, 0)))
@@ -204,6 +205,11 @@ class HuggingFace(GradientStudent):
     def read_out(self, features: Tensor) -> Tensor:
         """Return the logits [B, T, V] of hidden states, in float32."""
         return self._network.read_out(features).float()
+
+    def read_out_parts(self, sequences: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Return the last hidden states [B, T, C] and the read-out, if that is frozen; else the logits, and None."""
+        weight = self._network.frozen_read_out
+        return (self.predict(sequences), None) if weight is None else (self.features(sequences), weight)
 
     def _token_loss(self, ids: Tensor) -> Tensor:
         weight = self._network.frozen_read_out

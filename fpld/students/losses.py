@@ -52,7 +52,7 @@ def token_loss(features: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
         logits.scatter_add_(1, following, torch.full_like(chosen, -1.0))
         return (scale - chosen).sum()
 
-    return _loss(features, weight, finish)
+    return read_out_loss(features, weight, finish)
 
 
 def target_loss(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -67,12 +67,21 @@ def target_loss(features: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         loss: Tensor = (total * scale).sum() - dot.sum()
         return loss
 
-    return _loss(features, weight, finish)
+    return read_out_loss(features, weight, finish)
 
 
-def _loss(features: Tensor, weight: Tensor, finish: Callable[[Tensor, slice], Tensor]) -> Tensor:
-    loss: Tensor = _ReadOut.apply(features, weight, finish)  # type: ignore[no-untyped-call]
-    return loss
+def read_out_loss(
+    features: Tensor, weight: Tensor, finish: Callable[[Tensor, slice], Tensor], at_once: int = _CACHED_CONTEXTS
+) -> Tensor:
+    """Return the mean over contexts of a loss of logits, for hidden states [N, C] and a read-out [V, C].
+
+    `finish` takes the logits of `at_once` contexts or fewer, and which they are; it returns the sum of their losses and
+    turns the logits into their gradient in place.
+    """
+    # The read-out keeps the precision of its weights, whatever that of the layers: its gradient is made in place.
+    with torch.autocast(features.device.type, enabled=False):
+        loss: Tensor = _ReadOut.apply(features.to(weight.dtype), weight, finish, at_once)  # type: ignore[no-untyped-call]
+        return loss
 
 
 def _softmax(logits: Tensor) -> Tensor:
@@ -87,7 +96,9 @@ class _ReadOut(torch.autograd.Function):
     """Compute loss and gradient together: `finish` returns a loss, and turns logits into its gradient in place."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: Tensor, finish: Callable[[Tensor, slice], Tensor]) -> Tensor:
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, finish: Callable[[Tensor, slice], Tensor], at_once: int
+    ) -> Tensor:
         count = len(features)
         gradient = torch.empty_like(features)
         # Of the read-out, if it is trained too.
@@ -96,8 +107,8 @@ class _ReadOut(torch.autograd.Function):
         for start in range(0, count, BLOCK_CONTEXTS):
             stop = min(start + BLOCK_CONTEXTS, count)
             logits = torch.mm(features[start:stop], weight.t()).float()
-            for first in range(start, stop, _CACHED_CONTEXTS):
-                rows = slice(first, min(first + _CACHED_CONTEXTS, stop))
+            for first in range(start, stop, at_once):
+                rows = slice(first, min(first + at_once, stop))
                 total += finish(logits[rows.start - start : rows.stop - start], rows)
             torch.mm(logits.to(weight.dtype), weight, out=gradient[start:stop])
             if weight_gradient is not None:
@@ -106,10 +117,10 @@ class _ReadOut(torch.autograd.Function):
         return total / count
 
     @staticmethod
-    def backward(ctx: Any, *outer: Any) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *outer: Any) -> tuple[Tensor, Tensor | None, None, None]:
         gradient, weight_gradient = ctx.saved_tensors
         scale = (outer[0] / len(gradient)).to(gradient.dtype)
-        return gradient * scale, None if weight_gradient is None else weight_gradient * scale, None
+        return gradient * scale, None if weight_gradient is None else weight_gradient * scale, None, None
 
 
 class TeacherTarget(NamedTuple):

@@ -19,7 +19,7 @@ from fpld.numerics import softmax
 from fpld.progress import LoopProgress
 from fpld.students.base import Distillation, Student, TailAverage, tail_mean
 from fpld.target import Target
-from fpld.validation import check_count, check_positive, check_vocab
+from fpld.validation import MAX_BATCH, check_count, check_positive, check_vocab
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd: spreads neighbours over all high bits
 MAX_PARAMETERS = 1 << 28
@@ -43,8 +43,9 @@ class NGramConfig:
 
     def __post_init__(self) -> None:
         check_vocab(self.vocab)
-        for name in ("order", "buckets", "batch"):
+        for name in ("order", "buckets"):
             check_count(name, getattr(self, name), 1)
+        check_count("batch", self.batch, 1, MAX_BATCH)
         for name in ("rate", "distill_rate"):
             check_positive(name, getattr(self, name))
         if self.parameters > MAX_PARAMETERS:
@@ -117,10 +118,9 @@ class NGram(Student):
 
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
         rng = np.random.default_rng(seed)
-        rows = self._rows(tokens[None, :-1])[0]  # [n-1, order]
 
         def batch() -> Batch:
-            return text_batch(rows, tokens, self.vocab, rng, self.config.batch, 1.0)
+            return self._text_batch(tokens, rng, self.config.batch, 1.0)
 
         progress = LoopProgress("training", steps, tokens=self.config.batch)
         return self._train([batch], progress, rate or self.config.rate)
@@ -140,10 +140,19 @@ class NGram(Student):
         batches = [probe_batch]
         if how.public is not None:
             text = how.public
-            text_rows = self._rows(how.public[None, :-1])[0]
-            batches.append(lambda: text_batch(text_rows, text, self.vocab, rng, size, how.public_weight))
+            batches.append(lambda: self._text_batch(text, rng, size, how.public_weight))
         progress = LoopProgress("distillation", how.steps, tokens=size)
         return self._train(batches, progress, how.rate or self.config.distill_rate, how.average)
+
+    def _text_batch(self, tokens: np.ndarray, rng: np.random.Generator, size: int, weight: float) -> "Batch":
+        """Draw positions of a text: their contexts, and the tokens that follow as one-hot rows."""
+        order = self.config.order
+        chosen = rng.integers(len(tokens) - 1, size=size)
+        places = chosen[:, None] + np.arange(1 - order, 2)  # the context's tokens, and the one that follows
+        windows = np.where(places >= 0, tokens[np.maximum(places, 0)], self.vocab)  # before the text: as in `_rows`
+        p = np.zeros((size, self.vocab), np.float32)
+        p[np.arange(size), windows[:, -1]] = 1.0
+        return Batch(self._rows(windows[:, :-1])[:, -1], p, 0.0, weight)
 
     def _train(
         self, batches: list[Callable[[], "Batch"]], progress: LoopProgress, rate: float, average: float = 0.0
@@ -235,13 +244,3 @@ def context_sampler(
         return (chosen[:, None] * length + np.arange(length)).ravel(), predictor.logits(chosen)
 
     return whole
-
-
-def text_batch(
-    rows: np.ndarray, tokens: np.ndarray, vocab: int, rng: np.random.Generator, size: int, weight: float
-) -> Batch:
-    """Draw positions of a text: their contexts, and the tokens that follow as one-hot rows."""
-    chosen = rng.integers(len(rows), size=size)
-    p = np.zeros((size, vocab), np.float32)
-    p[np.arange(size), tokens[chosen + 1]] = 1.0
-    return Batch(rows[chosen], p, 0.0, weight)

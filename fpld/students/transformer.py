@@ -219,6 +219,10 @@ class Transformer(GradientStudent):
         """Return whether logits are so many that losses go by blocks of contexts."""
         return self.vocab >= LARGE_VOCAB
 
+    def read_out_parts(self, sequences: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        """Return the last hidden states [B, T, C] and the embedding, which is the read-out."""
+        return self._network.features(self._ids(sequences)), self._network.embedding
+
     def _token_loss(self, ids: Tensor) -> Tensor:
         if not self._large:
             return super()._token_loss(ids)
@@ -238,7 +242,7 @@ class Transformer(GradientStudent):
         """Return a student with the same parameters, on the same device, that shares none of them."""
         other = type(self)(self.config, seed=0, device=str(self.device))
         other._set_state(self.state())
-        return other
+        return other.compute_with(self._compute)
 
     def export(self, folder: Path, *, adapter: bool = False) -> None:
         """Write the model as a LlamaForCausalLM."""

@@ -1,8 +1,8 @@
 """The dashboard's web application and its HTTP server.
 
 The application serves a page, its assets, and JSON about runs and plans. It is read-only: all routes are GET, and
-`fpld.web.guard` checks access. The server closes idle connections and limits their number, so that half-open ones
-cannot keep others out.
+`fpld.web.guard` checks access. The server closes idle connections and limits their number, in all and from one
+address, so that half-open ones cannot keep others out.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fpld.errors import FpldError
 from fpld.report.monitoring import metrics, run_status_row
 from fpld.report.page import SCRIPTS, asset, template_environment
 from fpld.storage.run_folder import CONFIG
+from fpld.validation import visible
 from fpld.web.guard import Guard
 from fpld.web.state import RunIndex
 
@@ -38,19 +39,25 @@ log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_SECONDS = 5.0  # for a connection to send the header of a request
 MAX_CONNECTIONS = 200  # further requests are answered with status 503
+MAX_ADDRESS_CONNECTIONS = 100  # from one address: further ones are closed, and others are still served
 _WEB_ASSETS = ("dashboard.js", "planner.js")  # in this package; the others are the report's
 _MEDIA_TYPES = dict.fromkeys((*SCRIPTS, *_WEB_ASSETS), "text/javascript") | {"page.css": "text/css"}
 
 
 class IdleTimeoutProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection on which no request comes."""
+    """HTTP/1.1 that closes a connection on which no request comes, and those beyond what one address may have."""
 
     _seen: RequestResponseCycle | None = None
     _timer: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the timer of a connection."""
+        """Start the timer of a connection, unless its address has too many."""
         super().connection_made(transport)
+        address = self.client and self.client[0]
+        same = [other for other in self.connections if other.client and other.client[0] == address]
+        if len(same) > MAX_ADDRESS_CONNECTIONS:
+            transport.abort()
+            return
         self._timer = self.loop.call_later(IDLE_TIMEOUT_SECONDS, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -144,7 +151,7 @@ def _answer(compute: Callable[[], Any]) -> Response:
     try:
         return JSONResponse(compute())
     except FpldError as error:
-        return JSONResponse({"error": str(error)}, 404)
+        return JSONResponse({"error": visible(error)}, 404)
     except (ValueError, TypeError, LookupError, ArithmeticError, OSError, RecursionError) as error:
         log.warning("a folder cannot be shown: %s", error, exc_info=True)
         return JSONResponse({"error": f"cannot be shown: {type(error).__name__} in what its files say"}, 404)

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
 from fpld.report.page import template_environment
@@ -29,6 +29,7 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 # cuts at the first colon, so it cannot tell [::1] from [::1].evil.
 _LOCAL_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 _MAX_FORM_BYTES = 4096
+FORM_TIMEOUT_SECONDS = 5.0  # for the form of a login to come whole
 _WRONG_TOKEN_PAUSE_SECONDS = 0.5
 _MAX_WAITING = 16  # wrong tokens that wait for their answer
 POLICY = (
@@ -75,10 +76,14 @@ class Guard:
 
     async def _login(self, request: Request) -> Response:
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _MAX_FORM_BYTES:
-                return PlainTextResponse("too long", 413)
+        try:
+            async with asyncio.timeout(FORM_TIMEOUT_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > _MAX_FORM_BYTES:
+                        return PlainTextResponse("too long", 413)
+        except (TimeoutError, ClientDisconnect):  # whoever keeps a form open keeps a connection from others
+            return PlainTextResponse("too slow", 408, {"Connection": "close"})
         candidate = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0].strip()
         if not _equal(candidate, self._token or ""):
             return await self._refuse_token("That is not the token.")

@@ -23,6 +23,7 @@ from fpld.codecs.samples.codec import SAMPLES
 from fpld.numerics import softmax
 from fpld.storage.arrays import write_arrays
 from fpld.types import Plan
+from tests.federation.conftest import CONFIG, write_texts
 
 COLUMNS = ["scene", "codec", "bits", "context_bits", "bits_sent", "kl", "mse", "noise", "slope", "slope_se"]
 COLUMNS += ["encode_ratio", "decode_ratio", "above_limit"]
@@ -307,3 +308,42 @@ def test_speed_gives_a_ratio_for_every_operation(capsys: pytest.CaptureFixture[s
     assert found == {("samples", 100.0, name) for name in ("encode", "decode + add", "round")}
     assert main(["bench", "speed", "--codec", "unknown"]) == 2
     assert "--codec must be of" in capsys.readouterr().err
+
+
+def test_training_gives_a_ratio_for_every_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    text = (Path(__file__).parents[2] / "experiments" / "demo.toml").read_text()
+    path.write_text(text.replace("width = 192", "width = 32"))
+    command = ["bench", "training", "--json", "--config", str(path), "--steps", "2", "--repeat", "1"]
+    assert main([*command, "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["job"] for row in rows] == ["training", "labelling", "distillation"]
+    assert list(rows[0]) == ["job", "tokens_per_second", "bare_tokens_per_second", "ratio"]
+    assert all(0 < row["ratio"] < 100 and row["tokens_per_second"] > 0 for row in rows)
+    assert (tmp_path / "bench-training.csv").exists()
+    assert main(["bench", "training", "--steps", "0"]) == 2
+    assert "--steps" in capsys.readouterr().err
+
+
+def test_training_is_for_students_in_pytorch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "training", "--config", "tiny", "--out", str(tmp_path)]) == 2
+    assert "student.kind must be in PyTorch" in capsys.readouterr().err
+
+
+def test_training_takes_models_and_text_of_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    student = '[student]\nkind = "transformer"\nlayers = 1\nwidth = 16\nheads = 2\nlength = 16\nbatch = 4\n\n'
+    text = CONFIG.format(folder=tmp_path)
+    text = re.sub(r"\[student\].*?\n\n", student, text, flags=re.DOTALL)
+    text += "\n[baselines]\nmethods = []\n"
+    file = tmp_path / "config.toml"
+    file.write_text(re.sub(r"rounds = \d+", "rounds = 1", text))
+    assert main(["run", str(file), "--out", str(tmp_path / "run"), "--json"]) == 0
+    command = ["bench", "training", "--json", "--config", str(tmp_path / "run"), "--steps", "2", "--repeat", "1"]
+    capsys.readouterr()
+    assert main([*command, "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["job"] for row in rows] == ["training", "labelling", "distillation"]
+    (tmp_path / "run/fpld/nodes/0/own.safetensors").unlink()
+    assert main([*command, "--out", str(tmp_path)]) == 2
+    assert "must be the folder of a finished run" in capsys.readouterr().err

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fpld import kernels
 from fpld.cli import COMMANDS, main, parser
 from fpld.cli.output import Output
 from fpld.data.fetch import ARCHIVES, Archive
@@ -220,3 +221,11 @@ def test_only_the_module_of_the_command_is_imported() -> None:
     for arguments, expected in ((["--help"], set()), (["allocate", "--help"], {"fpld.cli.theory"})):
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
         assert set(done.stderr.split()) == common | expected
+
+
+def test_warm_leaves_nothing_to_compile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["warm"]) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(kernels.compilations, "count", 0)
+    assert main(["warm", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["compiled"] == 0

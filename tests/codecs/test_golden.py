@@ -142,6 +142,7 @@ def test_sampled_labels_are_what_the_docs_say(name: str) -> None:
     assert len(set(taus)) == (2 if name == "samples, two steps" else 1)
     assert np.count_nonzero(symbols) > plan.contexts
     assert np.allclose(found, taus[:, None] * symbols, rtol=1e-6)
+    assert wire_samples.possible(symbols, data, plan)
 
 
 def test_every_codec_has_golden_bytes() -> None:

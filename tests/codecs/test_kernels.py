@@ -198,3 +198,30 @@ def test_kernels_in_the_cache_are_told_from_those_to_be_compiled(tmp_path: Path)
         for _ in range(2)
     ]
     assert lines == ["False\n", "True\n"]
+
+
+def test_compilation_is_counted_and_announced_once(tmp_path: Path) -> None:
+    (tmp_path / "own_kernel.py").write_text(
+        "import logging\n"
+        "from fpld.kernels import compilations, kernel\n"
+        "logging.basicConfig(level=logging.INFO, format='%(message)s')\n"
+        "@kernel\n"
+        "def add(a, b):\n"
+        "    return a + b\n"
+        "add(1, 2)\nadd(1.0, 2.0)\n"
+        "print(compilations.count)\n"
+    )
+    environment = os.environ | {
+        "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(fpld.__path__[0]).parent),
+    }
+    for compiled in (2, 0):
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "own_kernel.py")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.split() == [str(compiled)]
+        assert done.stderr.count("once on this machine") == min(compiled, 1)

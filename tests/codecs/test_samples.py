@@ -19,7 +19,7 @@ from fpld.codecs.samples import steps
 from fpld.codecs.samples.candidates import CandidateIndex
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.codecs.samples.collector import LogitBlock, SymbolCollector
-from fpld.codecs.samples.decoder import SymbolDecoder
+from fpld.codecs.samples.decoder import PriorBlock, SymbolDecoder
 from fpld.codecs.samples.draws import context_draws, draw_keys
 from fpld.codecs.samples.probabilities import prior_probabilities
 from fpld.codecs.samples.steps import LabelHeader
@@ -55,10 +55,10 @@ def coded(logits: Array, plan: Plan, step: int, finest: int | None = None) -> tu
     code = collector.encode(step, 1 << 22)
     source = SymbolDecoder(np.frombuffer(code.data, np.uint8).copy(), LabelHeader(step, 0.0), plan)
     (places,) = CandidateIndex([plan], step).find(rows, prior)
-    starts, tokens, symbols = source.read(rows, prior, places)
+    block = source.read(rows, PriorBlock.make(prior), places)
     source.end()
     dense = np.zeros(plan.shape, np.int64)
-    dense[np.repeat(rows, np.diff(starts)), tokens] = symbols
+    dense[np.repeat(rows, np.diff(block.starts)), block.tokens] = block.symbols
     return dense, code.variance / plan.contexts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,11 +15,17 @@ from fpld.codecs import ArrayPrior, make_prior
 from fpld.codecs.prior import LEAST_PRIOR
 from fpld.codecs.samples import steps
 from fpld.codecs.samples.codec import SAMPLES
+from fpld.codecs.samples.collector import LogitBlock, SymbolCollector
+from fpld.codecs.samples.decoder import decode_sparse
 from fpld.codecs.samples.probabilities import prior_probabilities
-from fpld.codecs.samples.steps import HEADER_BYTES, LabelHeader
+from fpld.codecs.samples.steps import HEADER_BYTES, LabelHeader, possible_symbol
+from tests.codecs import wire_samples
 from tests.codecs.test_samples import plan_of, scene
 from tests.codecs.test_samples_reading import Recording
 from tests.helpers import ADVERSARIAL, make_plan, without_numba
+
+if TYPE_CHECKING:
+    from fpld.types import Array
 
 
 def test_it_says_what_it_needs() -> None:
@@ -84,6 +91,87 @@ def test_never_one_bit_over_whatever_the_logits(
     assert np.isfinite(labels).all()
 
 
+def recoded(logits: Array, plan: Plan, step: int, shift: float) -> bytes:
+    """Code labels of p + shift, which need not be probabilities: an encoder with another d. Empty where none fits."""
+    collector = SymbolCollector(plan, max(min(step, steps.tau_to_step(0.01)) - 1, 0))
+    assert plan.prior is not None
+    collector.add(LogitBlock(range(plan.contexts), logits, plan.prior.block(range(plan.contexts))))
+    kept = collector.collected()
+    collector._parts = [kept._replace(differences=(kept.differences + np.float32(shift)).astype(np.float32))]
+    code = collector.encode(step, 1 << 22).data
+    return LabelHeader(step, 0.0).to_bytes() + code if code else b""
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(2, 400),
+    st.integers(0, steps.STEP_COUNT - 1),
+    st.sampled_from(sorted(ADVERSARIAL)),
+    st.sampled_from(sorted(PRIORS)),
+    st.integers(0, 2**32 - 1),
+)
+def test_no_honest_encoder_is_refused_with_any_step(vocab: int, step: int, kind: str, prior: str, seed: int) -> None:
+    """Probabilities of 0 and 1, priors of 0 and 1, steps from 2^-24 to 2^6."""
+    rng = np.random.default_rng(seed)
+    values = np.asarray(ADVERSARIAL[kind](rng, (4, vocab)), np.float32)
+    plan = plan_of(PRIORS[prior](rng, values), 1024.0 * vocab)
+    SAMPLES.reader(recoded(values, plan, step, 0.0), plan).check()
+    one_hot = np.where(np.arange(vocab) == vocab // 2, np.float32(80), np.float32(-80)) + 0 * values
+    SAMPLES.reader(recoded(one_hot, plan, step, 0.0), plan).check()
+    # The token that the prior finds likeliest gets nothing: the least symbols that there are.
+    integers = PRIORS[prior](rng, values).array
+    plan = plan_of(ArrayPrior(integers), 1024.0 * vocab)
+    nothing = np.where(integers == integers.max(axis=1, keepdims=True), np.float32(-80), np.float32(80))
+    SAMPLES.reader(recoded(nothing, plan, step, 0.0), plan).check()
+
+
+@pytest.mark.parametrize(("tau", "shift"), [(0.01, -0.02), (0.01, 1.01), (1.0, -1.5), (32.0, 40.0), (32.0, -40.0)])
+def test_symbols_that_no_probability_gives_are_refused(tau: float, shift: float) -> None:
+    """Labels below 0 and above 1 by more than a step; every read goes by the same check."""
+    logits, prior = scene(30, 90)
+    plan = plan_of(prior, 1e4)
+    step = steps.tau_to_step(tau)
+    SAMPLES.reader(recoded(logits, plan, step, 0.0), plan).check()
+    payload = recoded(logits, plan, step, shift)
+    assert payload
+    with pytest.raises(FrameError, match="must be of probabilities from 0 to 1"):
+        SAMPLES.reader(payload, plan).check()
+    with pytest.raises(FrameError, match="must be of probabilities from 0 to 1"):
+        decode(SAMPLES, payload, plan)
+    with pytest.raises(FrameError, match="must be of probabilities from 0 to 1"):
+        list(decode_sparse([SAMPLES.reader(payload, plan)]))
+
+
+def test_the_reader_of_the_docs_refuses_what_the_codec_refuses() -> None:
+    """Labels further and further from probabilities: both readers draw the line at the same payloads."""
+    logits, prior = scene(4, 30)
+    plan = plan_of(prior, 1e4)
+    step = steps.tau_to_step(0.05)
+    verdicts = []
+    for shift in np.linspace(-0.06, 0.0, 13):
+        payload = recoded(logits, plan, step, float(shift))
+        sound = wire_samples.possible(wire_samples.symbols(payload, plan), payload, plan)
+        verdicts.append(sound)
+        assert sound == (not sound_or_refused(payload, plan))
+    assert verdicts[-1]
+    assert not verdicts[0]
+
+
+def test_possible_symbols_are_those_between_the_symbols_of_0_and_1() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        tau = float(2.0 ** rng.uniform(-10, 6))
+        prior = float(2.0 ** -rng.uniform(0, 30))
+        draw = int(rng.integers(0, 1 << 32))
+        u = (draw + 0.5) / 2**32
+        least, most = (math.floor((p - prior) / tau + u) for p in (0.0, 1.0))
+        wide = [possible_symbol(s, prior, 1 / tau, draw) for s in (least, most, least - 2, most + 2)]
+        assert wide == [True, True, False, False]
+        # The slack matters to a symbol beside the bound only where u lies within it.
+        if (u - prior / tau) % 1 > 1e-3 * prior / tau + 1e-9:
+            assert not possible_symbol(least - 1, prior, 1 / tau, draw)
+
+
 # Where most contexts are the prior's.
 LITTLE = {("least", "constant"), ("least", "tiny")}
 
@@ -112,7 +200,7 @@ def sound_or_refused(payload: bytes, plan: Plan) -> bool:
         assert part.tokens.size == part.changes.size == part.starts[-1] <= 16 * len(payload)
         assert (np.diff(part.starts) >= 0).all()
         assert ((part.tokens >= 0) & (part.tokens < plan.vocab)).all()
-        assert np.abs(part.changes).max(initial=0) <= 2 + 2 * tau
+        assert np.abs(part.changes).max(initial=0) <= 1.001 + tau
         assert math.isfinite(part.noise)
     return False
 
@@ -207,4 +295,6 @@ def small() -> list[str]:
         labels = decode(SAMPLES, payload, plan).probabilities
         assert labels is not None
         out += [payload.hex(), str(np.abs(labels).sum(dtype=np.float64).round(4))]
+    for shift in (-0.06, -0.01, 0.0, 1.2):
+        out.append(str(sound_or_refused(recoded(logits, plan, steps.tau_to_step(0.05), shift), plan)))
     return out

@@ -118,6 +118,19 @@ def steps(payload: bytes, plan: Plan) -> np.ndarray:
     return numbers
 
 
+def possible(found: np.ndarray, payload: bytes, plan: Plan) -> bool:
+    """Return whether probabilities from 0 to 1 give all of these symbols [m, V]."""
+    assert plan.prior is not None
+    powers = np.exp(plan.prior.block(range(plan.contexts)) / 8)
+    pi = powers / powers.sum(axis=1, keepdims=True)
+    tau = 2.0 ** ((steps(payload, plan)[:, None] - 6144) / 256)
+    u = (draws(plan) + 0.5) / 2**32
+    slack = 2.0**-16
+    least = np.floor(u - (1 + slack) * pi / tau)
+    most = np.floor(u + (1 + slack - pi) / tau)
+    return bool(((least <= found) & (found <= most)).all())
+
+
 def symbols(payload: bytes, plan: Plan) -> np.ndarray:
     """Return the symbols s [m, V] of a payload with a head."""
     assert plan.prior is not None

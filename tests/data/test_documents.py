@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fpld.data import Document, by_label, corpus, dirichlet, hold_out, iid
+from fpld.data import Document, TextUse, by_label, corpus, dirichlet, hold_out, iid, sample_documents, total_size
 from fpld.errors import InputError
 
 DOCUMENTS = st.lists(
@@ -99,6 +99,66 @@ def test_a_lone_document_named_like_a_group_is_not_of_the_group() -> None:
     documents = [Document("g", "x"), Document("other", "x", group="g")]
     training, held = hold_out(documents, fraction=0.5, seed=0)
     assert len(training) == len(held) == 1
+
+
+NOVEL = Document("novel", "\n\n".join(f"Paragraph {i}: " + "word " * 20 for i in range(300)))
+NOTES = [Document(f"note{i}", "a short note " * 3) for i in range(20)]
+
+
+def test_without_a_limit_all_documents_are_used() -> None:
+    assert sample_documents(MANY, None, seed=0) == MANY
+    assert sample_documents(MANY, total_size(MANY), seed=0) == MANY
+
+
+@given(documents=DOCUMENTS.filter(bool), most=st.integers(4, 60), seed=SEEDS)
+def test_a_limit_is_never_exceeded_and_cuts_one_document_at_most(
+    documents: list[Document], most: int, seed: int
+) -> None:
+    try:
+        sample = sample_documents(documents, most, seed=seed)
+    except InputError as error:
+        assert "leaves no text" in str(error)  # noqa: PT017 - the first document may begin with blanks
+        return
+    assert 0 < total_size(sample) <= most or total_size(documents) <= most
+    cut = [document for document in sample if document not in documents]
+    assert len(cut) <= 1
+    assert sample == sample_documents(documents, most, seed=seed)
+
+
+def test_a_limit_takes_a_sample_and_not_the_first_by_name() -> None:
+    most = 1000
+    samples = [{document.name for document in sample_documents(MANY, most, seed=seed)} for seed in range(2)]
+    assert samples[0] != samples[1]
+    # The documents among the first 250 by order are in a sample of 250 of 2000 with a chance of 1/8 each: 31 of them,
+    # with a standard deviation of 5.
+    first = {document.name for document in MANY[:250]}
+    assert all(len(sample & first) < 70 for sample in samples)
+    in_order = [document.name for document in sample_documents(MANY, most, seed=0)]
+    assert in_order == sorted(in_order, key=[document.name for document in MANY].index)
+
+
+def test_a_novel_is_cut_to_the_limit_at_a_paragraph() -> None:
+    (start,) = sample_documents([NOVEL], 5000, seed=0)
+    assert 4500 < start.size <= 5000
+    assert start.text.endswith("\n\n")
+    assert NOVEL.text.startswith(start.text)
+
+
+def test_a_long_document_is_split_rather_than_held_out_whole() -> None:
+    for documents in ([NOVEL, *NOTES], [NOVEL, Document("other", NOVEL.text[::-1])]):
+        for seed in range(8):
+            training, held = hold_out(documents, fraction=0.15, seed=seed)
+            assert 0 < total_size(held) / total_size(documents) < 0.25
+            # Nothing is lost, and nothing is on both sides.
+            rebuilt = Counter("".join(document.text for document in (*training, *held)))
+            assert rebuilt == Counter("".join(document.text for document in documents))
+
+
+def test_what_is_left_out_is_said() -> None:
+    use = TextUse("north", 3, 13_000_000, 4_000_000, 600_000, "data.limit")
+    assert use.left_out == "north: 4.0 of 13.0 MB used (data.limit)"
+    assert use.heldout_share == "15.0%"
+    assert not TextUse("north", 3, 13, 13, 2, "data.limit").left_out
 
 
 def _spread(alpha: float) -> float:

@@ -28,6 +28,7 @@ def named(title: str) -> set[str]:
 @pytest.fixture
 def run(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     text = config_file.read_text().replace("rounds = 3", "rounds = 1")
+    text = text.replace("heldout = 0.25", "heldout = 0.25\nlimit = 5000")  # so that there is a column `left_out`
     config_file.write_text(f"{text}\n[baselines]\nmethods = ['alone']\n")
     assert main(["run", str(config_file), "--out", str(tmp_path / "out"), "--json"]) == 0
     return tmp_path / "out"

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "reproduce": "tests/cli/test_cli.py",
     "run PRESET": "tests/config/test_presets.py",
     "evaluate NODE": "tests/docs/test_tutorials.py",
+    "check NODE": "tests/engines/flower/test_fault_table.py",
 }
 TUTORIALS = "docs/tutorials/"  # run by tests/docs/test_tutorials.py
 STUDENT = '[student]\nkind = "transformer"\nlayers = 1\nwidth = 16\nheads = 2\nlength = 16\nbatch = 4\n\n'
@@ -69,6 +70,8 @@ def elsewhere(words: list[str], world: Path) -> str | None:
         return ELSEWHERE["run PRESET"]
     if first == "evaluate" and not (world / named[0]).exists():
         return ELSEWHERE["evaluate NODE"]
+    if first == "check" and "--connect" in rest:
+        return ELSEWHERE["check NODE"]
     return ELSEWHERE.get(first) or ELSEWHERE.get(" ".join(words[:2]))
 
 

@@ -71,7 +71,7 @@ def rows(name: str) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in kept["rows"]}
 
 
-@pytest.mark.parametrize("name", ["rivals", "hospitals", "wikipedia"])
+@pytest.mark.parametrize("name", ["rivals", "hospitals", "wikipedia-labels"])
 def test_the_student_is_ahead_of_fedavg_at_its_best_by_two_standard_errors_for_a_twentieth_of_its_bytes(
     name: str,
 ) -> None:
@@ -87,6 +87,23 @@ def test_the_student_is_ahead_of_fedavg_at_its_best_by_two_standard_errors_for_a
             assert _loss(row) > _loss(found["fpld"]) or row["uplink_bytes"] > found["fpld"]["uplink_bytes"]
     way = found["base"]["heldout_loss"] - found["ensemble"]["heldout_loss"]
     assert found["base"]["heldout_loss"] - found["fpld"]["heldout_loss"] >= 0.75 * way
+
+
+@pytest.mark.parametrize("name", ["policies", "wikipedia"])
+def test_text_and_labels_are_ahead_of_feddf_at_equal_bytes_and_updates_of_both(name: str) -> None:
+    found = rows(name)
+    fpld = found["fpld"]
+    updates = found["updates, 3 bits"]
+    assert fpld["uplink_bytes"] <= 2.1e6
+    assert updates["uplink_bytes"] <= 2.1e6
+    assert found["feddf, 3 bits"]["behind"] > 2 * found["feddf, 3 bits"]["behind_se"] > 0
+    assert updates["behind"] < -2 * updates["behind_se"] < 0
+    # Most of the way from the base to the mixture of the nodes' models, or beyond it.
+    way = found["base"]["heldout_loss"] - found["ensemble"]["heldout_loss"]
+    assert found["base"]["heldout_loss"] - updates["heldout_loss"] >= 0.92 * way
+    for method, row in found.items():  # nobody is both better and cheaper
+        if row["uplink_bytes"] and method != "fpld":
+            assert _loss(row) > _loss(fpld) or row["uplink_bytes"] > fpld["uplink_bytes"] or method == "updates, 3 bits"
 
 
 @pytest.mark.parametrize("name", ["huggingface", "heterogeneous-models"])

@@ -63,6 +63,15 @@ def test_a_pretrained_model(tmp_path: Path) -> None:
     assert (tmp_path / "adapter/adapter_model.safetensors").exists()
 
 
+def test_your_models_differ(tmp_path: Path) -> None:
+    shorter = (("contexts = 4096", "contexts = 1024"), ("steps = 100", "steps = 40"), ("steps = 60", "steps = 30"))
+    shown = follow("tutorials/your-models-differ", tmp_path, *shorter)
+    found = losses(tmp_path / "runs/differ")
+    assert found["fpld"] < found["base"]
+    assert {"own: east", "own: south"} < set(found)
+    assert "bits_per_byte" in shown
+
+
 def test_a_codec_of_your_own(tmp_path: Path) -> None:
     follow("tutorials/codec", tmp_path)
     found = losses(tmp_path / "runs/top")

@@ -41,6 +41,7 @@ FAULTS = "federation/test_faults.py::"
 RECEIVE = "engines/flower/test_receive.py::"
 DISKS = "faults/test_disks.py::"
 ROUNDS = "faults/test_rounds.py::"
+INPUTS = "faults/test_inputs.py::"
 SITES = "faults/test_sites.py::"
 
 DECODER = (
@@ -83,6 +84,7 @@ DECODER = (
         "refused and recorded",
         (
             CLAIMS + "test_a_stated_range_beyond_the_largest_logit_is_refused",
+            CLAIMS + "test_no_range_that_is_taken_decodes_beyond_the_largest_logit",
             CLAIMS + "test_float32_logits_beyond_the_largest_are_refused_at_both_ends",
         ),
     ),
@@ -238,8 +240,12 @@ AGGREGATOR = (
     ),
     Row(
         "two aggregators on one folder",
-        "the second is refused",
-        (REFUSALS + "test_two_aggregators_on_one_folder", RUN + "test_folders_in_use_or_of_another_run_are_refused"),
+        "the second is refused, and what the first has made stays",
+        (
+            REFUSALS + "test_two_aggregators_on_one_folder",
+            RUN + "test_folders_in_use_or_of_another_run_are_refused",
+            "test_api.py::test_a_start_that_is_refused_leaves_the_folder_of_the_run_that_works",
+        ),
     ),
     Row(
         "the clock jumps",
@@ -253,6 +259,7 @@ AGGREGATOR = (
             RECEIVE + "test_a_slow_reply_holds_up_no_other_and_not_the_deadline",
             RECEIVE + "test_pieces_that_never_come_are_given_up",
             PAGES + "test_half_open_connections_are_closed_and_others_are_served",
+            PAGES + "test_forms_that_never_come_whole_keep_nobody_out",
         ),
     ),
     Row(
@@ -294,8 +301,22 @@ AGGREGATOR = (
 MORE = (
     Row(
         "--resume beside a user's own hidden files",
-        "only half-written files of the run are deleted",
+        "only half-written files of the run are deleted, by their whole name",
         (DISKS + "test_resume_deletes_only_its_own_half_written_files",),
+    ),
+    Row(
+        "bytes with another meaning for none: a clip of negative zero, cells of groups that nobody reads",
+        "refused: what a payload says has one form",
+        (
+            CLAIMS + "test_a_negative_zero_in_the_place_of_no_clip_is_refused",
+            CLAIMS + "test_a_predictive_head_that_no_encoder_writes_is_refused",
+            CLAIMS + "test_cells_of_groups_without_coordinates_are_refused",
+        ),
+    ),
+    Row(
+        "a node's own model that learns from the last student, in a run with [privacy]",
+        "it learns from the student alone: its text without noise stays out",
+        ("node/test_training.py::test_with_privacy_a_nodes_own_model_learns_from_the_last_student_alone",),
     ),
     Row(
         "an answer with the wrong types, a loss of 4000, no evaluation at all",
@@ -306,6 +327,15 @@ MORE = (
         "an error text of 1.5 MB, with escape sequences",
         "one printable line of at most 256 characters",
         (ANSWERS + "test_a_reason_is_one_short_printable_line",),
+    ),
+    Row(
+        "escape sequences and marks that turn text, in keys of a configuration, texts and folders; values of 5 MB",
+        "no terminal and no page gets them; values in errors are cut",
+        (
+            INPUTS + "test_keys_and_values_reach_a_terminal_without_escape_sequences_and_cut",
+            INPUTS + "test_texts_reach_a_terminal_without_escape_sequences",
+            INPUTS + "test_texts_reach_a_page_without_marks_that_turn_them",
+        ),
     ),
     Row(
         "claims of no noise, of a huge range, of certainty",
@@ -336,10 +366,39 @@ MORE = (
         ),
     ),
     Row(
+        "several runs ask a site at the same moment",
+        "what each answer may take is reserved under a lock before its work: all of them together keep the limits",
+        (
+            SITES + "test_limits_hold_for_queries_side_by_side",
+            SITES + "test_what_a_killed_process_had_reserved_is_free_again",
+        ),
+    ),
+    Row(
+        "private training that ends in an error, or is killed",
+        "what it spends is in the ledger from the moment when it begins",
+        ("engines/flower/test_privacy.py::test_private_training_that_ends_in_an_error_is_in_the_ledger",),
+    ),
+    Row(
+        "a task of some hundred bytes that claims 2^32 contexts, with a wrong tag or a right one",
+        "its tag is checked before it is parsed; it is parsed in the sandbox, and blocks are counted, not listed",
+        (
+            ORDERS + "test_a_task_that_claims_huge_sizes_moves_no_memory",
+            ORDERS + "test_no_task_is_parsed_before_the_tag_is_checked",
+        ),
+    ),
+    Row(
         "other code than ours from the SuperLink",
         "never imported at a site that `fpld node` runs",
         (SITES + "test_the_nodes_app_is_the_installed_one_whatever_is_served",),
         "Flower's --trusted-entities needs apps that its own platform has signed, so it is not used",
+    ),
+    Row(
+        "a model's file names a folder of the site's disk; an index of weights names a pickle, or a file elsewhere",
+        "only folders that `models` in `node.toml` allows are read, and in them *.safetensors alone",
+        (
+            ORDERS + "test_only_models_that_the_site_allows_are_read_from_its_disk",
+            INPUTS + "test_an_index_names_safetensors_beside_it_alone",
+        ),
     ),
     Row(
         "errors at a site",
@@ -387,6 +446,29 @@ MORE = (
             OPERATIONS + "test_a_run_says_that_its_disk_is_full_in_the_room_that_it_kept",
             OPERATIONS + "test_what_ran_out_is_said",
             OPERATIONS + "test_a_log_that_cannot_be_written_ends_no_run",
+        ),
+    ),
+    Row(
+        "a worker process of a run is killed",
+        "said in a sentence, and the run can be resumed",
+        (INPUTS + "test_a_lost_worker_is_said", INPUTS + "test_a_command_without_memory_says_so"),
+    ),
+    Row(
+        "a batch or worker processes beyond reason, 50,000 unknown tables, a key of 50,000 parts, `/dev/zero` as text",
+        "refused in seconds, by key",
+        (
+            INPUTS + "test_sizes_that_no_machine_has_are_refused",
+            INPUTS + "test_of_very_many_problems_the_first_are_named",
+            INPUTS + "test_toml_that_no_parser_likes",
+            INPUTS + "test_a_device_is_no_text",
+        ),
+    ),
+    Row(
+        "a tokenizer of a model's folder that cannot be read, a trace of nested braces",
+        "a typed error that names the file",
+        (
+            INPUTS + "test_a_model_with_a_bad_tokenizer_is_refused",
+            INPUTS + "test_a_trace_of_nested_braces_is_damaged",
         ),
     ),
     Row(

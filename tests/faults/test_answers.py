@@ -106,7 +106,8 @@ def test_wrong_evaluations_are_refusals_and_the_result_can_be_read(
     assert all(record["reason"].startswith("did not evaluate the student: ") for record in last["refused"])
     assert all(len(record["reason"]) <= 256 and record["reason"].isprintable() for record in last["refused"])
     assert first["heldout_loss"] == first["heldout_by_node"][0]
-    assert rows[0]["heldout_loss"] is None  # nobody evaluated the last round
+    assert [row["method"] for row in rows] == ["base", "fpld"]
+    assert rows[-1]["heldout_loss"] is None  # nobody evaluated the last round
     assert (tmp_path / "flower/log.txt").stat().st_size < 20_000
     assert read_run_data(tmp_path / "flower").finished
     assert main(["report", str(tmp_path / "flower"), "--out", str(tmp_path / "page.html")]) == 0

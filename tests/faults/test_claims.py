@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from fpld.budget.policy import Budget
-from fpld.codecs import decode, encode
+from fpld.codecs import decode, encode, make_prior
+from fpld.codecs.base import MAX_LOGIT
+from fpld.codecs.predictive.header import DITHER, MEASURED
 from fpld.errors import FrameError, InputError
 from fpld.numerics import kl
-from fpld.protocol import Aggregator, Node, Settings
+from fpld.protocol import Aggregator, Node, Settings, wire
+from fpld.protocol.wire import CHECKSUM_BYTES, decode_frame, encode_frame
 from fpld.registry import codecs
 from fpld.rules import PRECISION, combine
 from tests.helpers import make_plan
@@ -19,6 +24,7 @@ from tests.helpers import make_plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fpld.codecs import ArrayPrior
     from fpld.types import Plan
 
 NODES = 8
@@ -35,7 +41,7 @@ def flat(plan: Plan) -> np.ndarray[Any, Any]:
 
 def wide(plan: Plan) -> np.ndarray[Any, Any]:
     """The widest range that a frame may state."""
-    return np.where(np.arange(plan.contexts * plan.vocab).reshape(plan.shape) % 2, 32_000.0, -32_000.0)
+    return np.where(np.arange(plan.contexts * plan.vocab).reshape(plan.shape) % 2, 16_000.0, -16_000.0)
 
 
 def peaked(plan: Plan) -> np.ndarray[Any, Any]:
@@ -92,14 +98,82 @@ def test_weights_of_the_configuration_are_not_capped() -> None:
     assert budget.bits(1)[3] > 2 * 100.0
 
 
-@pytest.mark.parametrize("pair", [(65504.0, 65504.0), (-65504.0, 0.0), (0.0, 40000.0), (30000.0, 30000.0)])
+@pytest.mark.parametrize(
+    "pair", [(65504.0, 65504.0), (-65504.0, 0.0), (0.0, 40000.0), (30000.0, 30000.0), (0.0, 17000.0)]
+)
 def test_a_stated_range_beyond_the_largest_logit_is_refused(pair: tuple[float, float]) -> None:
     plan = make_plan(clip=None)
     codec = codecs.get("uniform")
     payload = bytearray(encode(codec, np.zeros(plan.shape), plan))
     payload[:4] = np.array(pair, "<f2").tobytes()
-    with pytest.raises(FrameError, match="reaches beyond ±32768"):
+    with pytest.raises(FrameError, match="reaches beyond ±16384"):
         codec.reader(bytes(payload), plan).check()
+
+
+@pytest.mark.parametrize("bits", [1.7, 3.0])
+def test_no_range_that_is_taken_decodes_beyond_the_largest_logit(bits: float) -> None:
+    """With two levels a step is the whole range, and dither takes a value up to half a step beyond it."""
+    plan = make_plan(clip=None, bits=50 * bits)
+    codec = codecs.get("uniform")
+    payload = bytearray(encode(codec, np.zeros(plan.shape), plan))
+    payload[: 4 * plan.contexts] = np.tile(np.array([0.0, 16384.0], "<f2"), plan.contexts).tobytes()
+    payload[4 * plan.contexts :] = np.random.default_rng(0).bytes(len(payload) - 4 * plan.contexts)
+    values = decode(codec, bytes(payload), plan).values
+    assert 16384 < np.abs(values).max() <= MAX_LOGIT
+    with pytest.raises(InputError, match="logits must lie within"):
+        encode(codec, np.full(plan.shape, 16400.0), plan)
+
+
+@pytest.mark.parametrize("codec", ["uniform", "predictive"])
+def test_a_negative_zero_in_the_place_of_no_clip_is_refused(codec: str) -> None:
+    plan = make_plan(clip=None, bits=300.0)
+    code = codecs.get(codec).code
+    frame = bytearray(encode_frame(encode(codecs.get(codec), np.zeros(plan.shape), plan), plan, code))
+    clip = 72  # the field's offset: see fpld/protocol/wire.py
+    assert struct.unpack_from("<d", frame, clip) == (0.0,)
+    struct.pack_into("<d", frame, clip, -0.0)
+    frame[-CHECKSUM_BYTES:] = wire._checksum(bytes(frame[:-CHECKSUM_BYTES]), b"")
+    with pytest.raises(FrameError, match="negative zero"):
+        decode_frame(bytes(frame), plan, code)
+
+
+PREDICTIVE_HEADS = {
+    "cells that dither has no use for": lambda head: head.__setitem__(0, head[0] | DITHER),
+    "a variance of negative zero": lambda head: head.__setitem__(slice(10, 12), b"\x00\x80"),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTIVE_HEADS)
+def test_a_predictive_head_that_no_encoder_writes_is_refused(name: str) -> None:
+    plan, payload = measured_payload(None)
+    PREDICTIVE_HEADS[name](payload)
+    with pytest.raises(FrameError):
+        codecs.get("predictive").reader(bytes(payload), plan).check()
+
+
+@pytest.mark.parametrize("against", ["nothing", "a prior"])
+def test_cells_of_groups_without_coordinates_are_refused(against: str) -> None:
+    """Nobody reads them, so they could hold anything: the same labels would have many right payloads."""
+    prior = None if against == "nothing" else make_prior(np.zeros((30, 50)))
+    plan, payload = measured_payload(prior)
+    absent = 11
+    groups = int.from_bytes(payload[3:5], "little")
+    assert not groups >> absent
+    payload[3:5] = (groups | 1 << absent).to_bytes(2, "little")
+    at = 5 + 7 * groups.bit_count()
+    payload[at:at] = b"\x01\x02\x03" + np.array([0.5, 0.25], "<f2").tobytes()
+    with pytest.raises(FrameError, match="group"):
+        codecs.get("predictive").reader(bytes(payload), plan).check()
+
+
+def measured_payload(prior: ArrayPrior | None) -> tuple[Plan, bytearray]:
+    """Return a payload with cells, in a plan with some bytes to spare."""
+    plan = make_plan(contexts=30, clip=None, bits=150.0, prior=prior)
+    codec = codecs.get("predictive")
+    payload = bytearray(encode(codec, np.random.default_rng(0).normal(0, 2, plan.shape), plan))
+    assert payload[0] & MEASURED
+    codec.reader(bytes(payload), plan).check()
+    return replace(plan, bits=plan.bits + 8), payload
 
 
 def test_float32_logits_beyond_the_largest_are_refused_at_both_ends() -> None:

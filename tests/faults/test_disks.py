@@ -30,7 +30,7 @@ from fpld.storage.arrays import (
     write_arrays,
     write_checkpoint,
 )
-from fpld.storage.files import write_atomic
+from fpld.storage.files import remove_half_written, write_atomic
 from fpld.storage.run_folder import CHECKPOINT, HELDOUT, NODE_STATE, SEALS, RunFolder
 
 if TYPE_CHECKING:
@@ -163,7 +163,12 @@ def test_resume_deletes_only_its_own_half_written_files(
     config_file.write_text(few + "\n[baselines]\nmethods = []\n")
     assert main(["run", str(config_file), "--out", str(out)]) == 0
     others = [".env", ".gitignore", ".git/objects/ab/cdef", "fpld/.notes", ".checkpoint.safetensors.x", "inner/.fpld-x"]
-    half = [".fpld-result.json.abc", "fpld/.fpld-checkpoint.safetensors.q", "fpld/nodes/0/.fpld-state.safetensors.r"]
+    others += [".fpld-notes", "fpld/.fpld-result.json.bak", ".fpld-half-written", "fpld/.fpld-my-notes.half-written.md"]
+    half = [
+        ".fpld-result.json.ab_c0.half-written",
+        "fpld/.fpld-checkpoint.safetensors.q.half-written",
+        "fpld/nodes/0/.fpld-state.previous.safetensors.kept.half-written",
+    ]
     for name in (*others, *half, "inner/lock"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("mine")
@@ -187,7 +192,10 @@ def test_half_written_files_have_the_prefix_that_resume_looks_for(
     monkeypatch.setattr("os.fsync", stop)
     with pytest.raises(Exception, match="no space left on the disk"):
         write_atomic(tmp_path / "a.json", b"{}")
-    assert [name.startswith(".fpld-a.json.") for name in seen] == [True]
+    assert len(seen) == 1
+    (tmp_path / seen[0]).touch()
+    remove_half_written(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_header_that_no_reader_would_take_is_not_written() -> None:
@@ -286,5 +294,6 @@ def test_models_that_are_kept_are_of_this_run(file: str, config_file: Path) -> N
     with pytest.raises(InputError, match="is not of this run"):
         read_kept_model(run.store.path / file, name)
     if file != "best.safetensors":
+        heldout = [run.setup.run.path / HELDOUT] * len(run.names)
         with pytest.raises(InputError, match="is not of this run"):
-            evaluate_own(run.store.path / "nodes", run.setup.run.path / HELDOUT, 16, run.run_id, everywhere=False)
+            evaluate_own(run.store.path / "nodes", heldout, 16, run.run_id, everywhere=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fpld.web import app
+from fpld.web import app, guard
 from fpld.web.state import RunIndex
 from tests.report.conftest import finished, serve
 from tests.report.test_dashboard import ask
@@ -48,17 +49,46 @@ def test_half_open_connections_are_closed_and_others_are_served(finished: Path) 
     with serve(finished.parent) as served:
         place = urlsplit(served.url)
         held: list[socket.socket] = []
-        for most in (150, 800):  # fewer than are served at a time, and many more
+        for most in (80, 800):  # fewer than are served at a time, and many more
             while len(held) < most:
                 held.append(socket.create_connection((place.hostname or "", place.port or 0)))
                 held[-1].sendall(b"GET / HTTP/1.1\r\nHost: loc" if len(held) % 2 else b"")
-            if most < app.MAX_CONNECTIONS:
+            if most < app.MAX_ADDRESS_CONNECTIONS:
                 assert ask(served, "/api/runs").status == 200
         for connection in held:
-            connection.settimeout(3 * app.IDLE_TIMEOUT_SECONDS)
-            assert connection.recv(1000) == b""  # closed by the other end
-            connection.close()
+            assert_closed(connection)
         assert ask(served, "/api/runs").status == 200
+
+
+def assert_closed(connection: socket.socket) -> None:
+    """Check that the other end has closed a connection, whatever it said before."""
+    connection.settimeout(3 * app.IDLE_TIMEOUT_SECONDS)
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1000):
+            pass
+    connection.close()
+
+
+def test_forms_that_never_come_whole_keep_nobody_out(tmp_path: Path) -> None:
+    """The attacker, at 127.0.0.2, sends the first byte of many forms; a user at 127.0.0.1 is served meanwhile."""
+    head = (
+        b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 50\r\n"
+    )
+    with serve(run_folder(tmp_path / "runs/one").parent, FPLD_TOKEN="the right token!") as served:  # noqa: S106
+        place = urlsplit(served.url)
+        to = (place.hostname or "", place.port or 0)
+        held: list[socket.socket] = []
+        for _ in range(260):
+            held.append(socket.create_connection(to, source_address=("127.0.0.2", 0)))
+            with contextlib.suppress(ConnectionError):
+                held[-1].sendall(head + b"\r\nt")
+        bearer = "Bearer the right token!"
+        assert ask(served, "/api/runs", Authorization=bearer).status == 200
+        begun = time.monotonic()
+        for connection in held:
+            assert_closed(connection)
+        assert time.monotonic() - begun < 2 * guard.FORM_TIMEOUT_SECONDS
+        assert ask(served, "/api/runs", Authorization=bearer).status == 200
 
 
 @pytest.mark.slow

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +21,9 @@ from fpld.engines.flower.messages import FRAME, pack_fields
 from fpld.engines.flower.patches.bootstrap import supernode_environment
 from fpld.engines.flower.site.config import Terms, open_site
 from fpld.engines.flower.site.errors import SiteError
-from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES, Ledger, Query
+from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES, RESERVED, Ledger, Query, spent_epsilon
 from fpld.errors import BudgetError, InputError
+from fpld.privacy import DpSteps, epsilon
 from fpld.protocol import Task
 from tests.engines.flower.conftest import Deployment, _in_a_run
 from tests.helpers import make_plan
@@ -35,7 +41,7 @@ def frame(round: int = 1, bits: float = 100.0, codec: str = "uniform", session: 
 
 
 def test_the_ledger_counts_what_left_and_keeps_the_limits(tmp_path: Path) -> None:
-    terms = Terms(name="north", most_bytes=200, most_total_bytes=400, most_rounds=4, codecs=["uniform"])
+    terms = Terms(name="north", most_bytes=336, most_total_bytes=536, most_rounds=4, codecs=["uniform"])
     ledger = Ledger(tmp_path)
     for round in (1, 2, 3):
         ledger.check_limits(terms, frame(round))
@@ -83,13 +89,65 @@ def test_evaluations_and_probe_sets_are_in_the_ledger_and_have_limits(tmp_path: 
         ledger.check_limits(terms, given)
 
 
+@pytest.mark.parametrize(
+    ("limits", "allowed"),
+    [({"most_rounds": 2}, 2), ({"most_total_bytes": 2 * frame().max_bytes}, 2), ({"most_epsilon": 2.0}, 1)],
+)
+def test_limits_hold_for_queries_side_by_side(limits: dict[str, Any], allowed: int, tmp_path: Path) -> None:
+    """All ask at the same moment, and none answers before all were let in or refused."""
+    terms = Terms(name="north", **limits)
+    together = Barrier(4)
+
+    def answer(round: int) -> bool:
+        ledger = Ledger(tmp_path)
+        query = replace(frame(round), spent=DpSteps(8.0, 0.5, 60), unit="document")
+        together.wait()
+        try:
+            with ledger.reserve(terms, query) as reservation:
+                reservation.begin_training()
+                together.wait()
+                ledger.record(query, bytes([round]) * query.max_bytes)
+        except BudgetError:
+            together.wait()
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(answer, range(1, 5))) == allowed
+    entries = Ledger(tmp_path).entries
+    assert [entry["kind"] for entry in entries].count("frame") == allowed
+    assert spent_epsilon(entries, terms) == pytest.approx(epsilon([DpSteps(8.0, 0.5, 60 * allowed)], terms.delta))
+    assert not list((tmp_path / RESERVED).iterdir())
+
+
+def test_what_a_killed_process_had_reserved_is_free_again(tmp_path: Path) -> None:
+    terms = Terms(name="north", most_rounds=1)
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with Ledger(tmp_path).reserve(terms, frame(1)):
+            os.write(writer, b"!")
+            time.sleep(60)
+        os._exit(1)
+    os.read(reader, 1)
+    with pytest.raises(BudgetError, match="most_rounds"), Ledger(tmp_path).reserve(terms, frame(2)):
+        pass
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    with Ledger(tmp_path).reserve(terms, frame(2)):
+        assert len(list((tmp_path / RESERVED).glob("*.json"))) == 1
+
+
 def test_a_torn_last_line_of_the_ledger_is_cut_and_a_damaged_one_stops_the_site(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.record(frame(1), bytes(10))
     whole = ledger.path.read_bytes()
     ledger.path.write_bytes(whole + whole[:30])
     assert len(Ledger(tmp_path).entries) == 1
-    assert ledger.path.read_bytes() == whole
+    ledger.record(frame(2), bytes(20))
+    assert ledger.path.read_bytes().startswith(whole + b'{"time"')
+    assert len(Ledger(tmp_path).entries) == 2
+    ledger.path.write_bytes(whole)
     for damaged in (b"{}", whole.replace(b"frame", b"other"), whole.replace(b'"bytes": 10', b'"bytes": true')):
         ledger.path.write_bytes(damaged.strip() + b"\n" + whole)
         with pytest.raises(InputError, match=r"ledger\.jsonl, line 1 is damaged"):
@@ -109,7 +167,7 @@ def test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it(tmp_path: Pat
     assert "(most_rounds)" in (file.parent / "log.txt").read_text()
     entries = [json.loads(line) for line in (file.parent / "ledger.jsonl").read_text().splitlines()]
     # The loss of the first student would have come with the second frame; the last student has a message of its own.
-    assert [(entry["kind"], entry["round"]) for entry in entries] == [("frame", 1), ("loss", 2)]
+    assert [(entry["kind"], entry["round"]) for entry in entries] == [("frame", 1), ("loss", 0), ("loss", 2)]
     assert all(0 < entry["bytes"] <= MAX_LOSS_MESSAGE_BYTES for entry in entries if entry["kind"] == "loss")
     # The ledger is the site's, not the run's: the next run finds it.
     deployment.serve(deployment.grid(), "another")
@@ -155,7 +213,7 @@ def test_a_site_tells_only_so_many_losses(tmp_path: Path) -> None:
     """A student of an aggregator's choice is a question about the text: its loss is an answer, and counted."""
     deployment = Deployment(tmp_path, [("rounds = 3", "rounds = 2\nquorum = 2")])
     file = deployment.node_files[1]
-    file.write_text(file.read_text() + "\nmost_evaluations = 1\n")
+    file.write_text(file.read_text() + "\nmost_evaluations = 2\n")  # the base model, and the first student
     deployment.serve(deployment.grid())
     first, second = deployment.trace()
     assert first["refused"] == []

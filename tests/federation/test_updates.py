@@ -10,19 +10,22 @@ import numpy as np
 import pytest
 
 from benchmarks.kill_and_resume import begin, finish, kill, result
-from fpld.codecs.updates import update_bytes
+from fpld.codecs.updates import decode_update, encode_update, update_bytes
 from fpld.config import Config, parse_config
 from fpld.engines.local import run_local
 from fpld.errors import BudgetError, InputError, QuorumError
 from fpld.federation import workers
 from fpld.federation.preflight import run_preflight
 from fpld.federation.state import student_weights, update_budget
+from fpld.numerics import kl
 from fpld.protocol import Node
 from fpld.protocol.updates import UPDATES_CODE, payload_bits
 from fpld.protocol.wire import OVERHEAD_BYTES, encode_frame
 from fpld.storage.arrays import previous_file
 from fpld.storage.run_folder import NODE_STATE, RunFolder
 from fpld.students import NGram
+from fpld.students.configs import TransformerConfig
+from fpld.students.transformer import Transformer
 from tests.federation.conftest import CONFIG, write_texts
 
 if TYPE_CHECKING:
@@ -78,9 +81,11 @@ def test_two_rounds_learn_within_the_budget_and_are_the_same_twice(tmp_path: Pat
     for line in lines:
         assert line["nodes"] == NODES
         assert line["payload_bytes"] <= 3 * size
-        assert line["node_bytes"] == [size + OVERHEAD_BYTES] * 3
+        # Where tensors differ in their bits, some bytes may be left for which no tensor has room.
+        payloads = [sent - OVERHEAD_BYTES for sent in line["node_bytes"]]
+        assert all(0.95 * size <= payload <= size for payload in payloads)
         assert line["bits_allotted"] == [payload_bits(weights, 2)] * 3
-        assert line["bits_sent"] == pytest.approx([8 * size / weights] * 3)
+        assert line["bits_sent"] == pytest.approx([8 * payload / weights for payload in payloads])
         assert line["downlink"]["prior"] == line["downlink"]["labels"] == 0
         assert line["gain"] > 0
         assert line["refused"] == []
@@ -160,7 +165,7 @@ def test_hostile_updates_are_refused_and_the_reason_is_in_the_record(
     """East's frame is sealed and has a scale that is not finite; the quorum is two."""
     answer = Node.answer_update
 
-    def altered(self: Node, task: Task, trained: Any, *, key: bytes = b"") -> tuple[Node, bytes]:
+    def altered(self: Node, task: Task, trained: Any, *, key: bytes = b"", **_: Any) -> tuple[Node, bytes]:
         node, frame = answer(self, task, trained, key=key)
         if task.plan.node == 1:
             payload = frame[OVERHEAD_BYTES - 16 : -16]
@@ -187,7 +192,7 @@ def test_models_that_predict_no_sound_logits_are_refused(
     """A sound frame may stand for any weights, such as those of east, whose logits no label could have."""
     answer = Node.answer_update
 
-    def altered(self: Node, task: Task, trained: Any, *, key: bytes = b"") -> tuple[Node, bytes]:
+    def altered(self: Node, task: Task, trained: Any, *, key: bytes = b"", **_: Any) -> tuple[Node, bytes]:
         factor = np.float32(1e30 if task.plan.node == 1 else 1)
         return answer(self, task, {name: array * factor for name, array in trained.items()}, key=key)
 
@@ -230,6 +235,28 @@ def test_a_nodes_limit_lowers_its_bits(tmp_path: Path) -> None:
         update_budget(tight, weights=weights, contexts=480, vocab=256)
 
 
+def test_a_total_is_shared_out_by_theorem_5(tmp_path: Path) -> None:
+    weights = 100_000
+    text = configured(tmp_path, bits=8.0).read_text().replace("bits = 1.5", "bits = 9.0\nweight = 16.0")
+    text = text.replace("[send]", "[budget]\ntotal = 9.0\n[send]")
+    budget = update_budget(parse_config(text, "test"), weights=weights, contexts=480, vocab=256)
+    total = 9.0 * 256 * 480 / weights
+    bits = budget.bits(1)
+    assert bits.sum() == pytest.approx(total)
+    # Half the logarithm of the weight is what a node has more than others: two bits.
+    assert bits[0] - bits[1] == pytest.approx(2)
+    assert bits[1] == bits[2]
+    evenly = text.replace("total = 9.0", 'total = 9.0\nallocator = "uniform"')
+    shares = update_budget(parse_config(evenly, "test"), weights=weights, contexts=480, vocab=256).bits(1)
+    assert shares.tolist() == pytest.approx([total / 3] * 3)
+    ample = parse_config(text.replace("total = 9.0", "total = 900.0"), "test")
+    within = update_budget(ample, weights=weights, contexts=480, vocab=256)
+    assert within.bits(1).tolist() == pytest.approx(within.caps.tolist())
+    short = parse_config(text.replace("total = 9.0", "total = 1.0"), "test")
+    with pytest.raises(BudgetError, match=r"budget\.total"):
+        update_budget(short, weights=weights, contexts=480, vocab=256)
+
+
 def test_preflight_compares_limits_with_the_model(tmp_path: Path) -> None:
     file = configured(tmp_path, student=TRANSFORMER)
     sound = parse_config(file.read_text(), "test")
@@ -250,9 +277,6 @@ def test_preflight_compares_limits_with_the_model(tmp_path: Path) -> None:
         ("[send]", '[combine]\nrule = "median"\n[send]', "combine.rule"),
         ("[send]", '[codec]\nname = "uniform"\n[send]', "codec.name"),
         ("[send]", '[codec]\nname = "uniform"\nagainst = "own"\n[send]', "codec.against"),
-        ("[send]", "[budget]\ntotal = 4.0\n[send]", "budget.total"),
-        ("[send]", "[budget]\ncontext_total = 40.0\n[send]", "budget.context_total"),
-        ("[send]", '[budget]\nallocator = "optimal"\n[send]', "budget.allocator"),
         ("[send]", '[budget]\nestimator = "distortion"\n[send]', "budget.estimator"),
         ("bits = 1.5", 'bits = 1.5\nstudent = {kind = "ngram", order = 1}', "nodes[0].student"),
         ("bits = 1.5", "bits = 1.5\nclip = 9.0", "nodes[0].clip"),
@@ -278,3 +302,37 @@ def test_a_configuration_without_updates_has_the_identity_it_had(tmp_path: Path)
     assert again == parse_config(text, "test")
     assert again.written_contexts == 0
     assert again.contexts_by_model == 160
+
+
+def test_bits_shared_by_curvature_rebuild_a_model_that_is_nearer() -> None:
+    rng = np.random.default_rng(3)
+    base = Transformer(TransformerConfig(vocab=32, layers=1, width=16, heads=2, length=16, batch=16), seed=1)
+    trained = base.copy()
+    trained.finetune(rng.integers(0, 8, 4000), steps=60, seed=1)
+    sequences = rng.integers(0, 8, (64, 16))
+    update = {name: array - base.state()[name] for name, array in trained.state().items()}
+    exact = trained.logits(sequences).reshape(-1, 32)
+
+    def distance(weights: dict[str, float] | None, seed: int) -> float:
+        data = encode_update(update, bits=2.5, seed=seed, weights=weights)
+        received = decode_update(data, update, seed=seed)
+        rebuilt = base.copy()
+        rebuilt.load_state({name: array + received[name] for name, array in base.state().items()})
+        return float(kl(exact, rebuilt.logits(sequences).reshape(-1, 32) - exact).mean())
+
+    curvature = trained.curvature(sequences[:32])
+    assert np.mean([distance(curvature, seed) for seed in range(4)]) < np.mean([distance(None, s) for s in range(4)])
+
+
+def test_nodes_share_their_bits_by_curvature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Node.answer_update
+    seen = []
+
+    def noted(self: Node, *arguments: Any, curvature: dict[str, float], **options: Any) -> tuple[Node, bytes]:
+        seen.append(curvature)
+        return answer(self, *arguments, curvature=curvature, **options)
+
+    monkeypatch.setattr(Node, "answer_update", noted)
+    run(configured(tmp_path, student=TRANSFORMER, rounds=1), tmp_path / "run")
+    assert len(seen) == len(NODES)
+    assert all(value > 0 for curvature in seen for value in curvature.values())

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.kill_and_resume import begin, finish, kill, result
 from fpld.config import parse_config
 from fpld.engines.local import run_local
-from fpld.federation import rounds, workers
+from fpld.federation import lessons, rounds, workers
 from fpld.node import round as node_round
 from fpld.node import writing
 from fpld.protocol.written import HEADER
@@ -164,7 +164,7 @@ def test_labels_on_text_that_cannot_be_read_are_refused_and_the_public_ones_coun
 
 def test_a_node_without_trust_has_its_text_scaled_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target of what it wrote is the student's own prediction; those of the others are as with full trust."""
-    original = rounds.lesson_of
+    original = lessons.lesson_of
     seen: list[dict[str, Target]] = []
 
     def compared(setup: Any, state: Any, aggregator: Aggregator, combined: Combined) -> Any:

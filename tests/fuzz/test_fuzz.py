@@ -20,6 +20,7 @@ EXAMPLES |= {
     "replies": 300,
     "texts": 2000,
     "written": 1000,
+    "updates": 1000,
     "resumed": 60,
     "arrays": 1000,
     "folders": 300,

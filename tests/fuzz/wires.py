@@ -16,6 +16,7 @@ from fpld.codecs.base import MAX_LOGIT
 from fpld.codecs.prior import ArrayPrior, coarse_grid
 from fpld.codecs.samples.codec import SAMPLES
 from fpld.codecs.text import decode_tokens, encode_tokens
+from fpld.codecs.updates import check_update, decode_update, encode_update
 from fpld.engines.flower.messages import FRAME, content_bytes, pack_fields, read_field
 from fpld.engines.flower.patches.receive import SLACK_BYTES, SentMessage
 from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
@@ -322,6 +323,33 @@ def _read_written(data: bytes, plan: Plan) -> None:
         SparseTarget.sparse(part.starts, part.tokens, part.changes, vocab=plan.vocab)
 
 
+def updates(_folder: Path) -> Once:
+    """Updates of weights, altered or random: refused by both readers alike, or finite weights of the right shapes."""
+    rng = np.random.default_rng(6)
+    like: dict[str, np.ndarray] = {
+        "embedding": rng.normal(0, 0.2, (24, 32)).astype(np.float32),
+        "norm": rng.normal(size=32),
+    }
+    codes = [encode_update(like, bits=bits, seed=3) for bits in (1, 2, 2.5, 3, 8)]
+
+    def once(rng: np.random.Generator) -> int:
+        code = codes[int(rng.integers(len(codes)))]
+        data = mutated(code, rng) if rng.random() < 0.9 else rng.bytes(int(rng.integers(len(code) + 3)))
+        try:
+            check_update(data, like)
+        except FrameError:
+            with contextlib.suppress(FrameError):
+                decode_update(data, like, seed=3)
+                raise AssertionError("an update was decoded that the check refuses") from None
+            return 1
+        for name, array in decode_update(data, like, seed=3).items():
+            if array.shape != like[name].shape or not np.isfinite(array).all():
+                raise AssertionError(f"{name} of an update that was taken is {array.shape}, or not finite")
+        return 1
+
+    return once
+
+
 TARGETS = [
     Target("frames", "frames", 4, frames),
     Target("headers", "frames", 1, headers),
@@ -331,4 +359,5 @@ TARGETS = [
     Target("replies", "replies", 1, replies),
     Target("texts", "codes of text", 2, texts),
     Target("written", "replies with written text", 4, written),
+    Target("updates", "updates of weights", 2, updates),
 ]

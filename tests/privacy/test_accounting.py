@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting import pld
 from scipy.stats import norm
 
 from fpld.errors import InputError
-from fpld.privacy import DpSteps, epsilon, noise_for
+from fpld.privacy import (
+    DpSteps,
+    Mechanism,
+    PrivateText,
+    RandomSource,
+    calibrate_mechanism,
+    epsilon,
+    forecast_noise,
+    noise_for,
+)
 
 pytestmark = pytest.mark.slow
 
 
 DELTA = 1e-5
-# noise multiplier, sampling rate, steps
+# noise multiplier, sampling rate, steps; all units in each step at the rate of 1
 SETTINGS = [
     (0.7, 0.003, 100),
     (0.9, 0.01, 200),
@@ -29,9 +39,11 @@ SETTINGS = [
     (10.0, 0.5, 40),
     (20.0, 0.9, 100),
 ]
+FULL = [(1.1, 1), (2.2, 1), (3.7, 1), (1.9, 3), (2.5, 3), (6.5, 3), (1.95, 10), (4.4, 10), (12.0, 10), (34.0, 600)]
+ALL_SETTINGS = [*SETTINGS, *((noise, 1.0, steps) for noise, steps in FULL)]
 
 
-@pytest.mark.parametrize(("noise", "rate", "steps"), SETTINGS)
+@pytest.mark.parametrize(("noise", "rate", "steps"), ALL_SETTINGS)
 def test_epsilon_is_that_of_dp_accounting(noise: float, rate: float, steps: int) -> None:
     """By its distributions themselves, not by its accountant, which ours goes through."""
     one = pld.privacy_loss_distribution.from_gaussian_mechanism(
@@ -42,7 +54,7 @@ def test_epsilon_is_that_of_dp_accounting(noise: float, rate: float, steps: int)
 
 
 @pytest.mark.filterwarnings("ignore")  # the library's own
-@pytest.mark.parametrize(("noise", "rate", "steps"), SETTINGS)
+@pytest.mark.parametrize(("noise", "rate", "steps"), ALL_SETTINGS)
 def test_epsilon_is_that_of_opacus(noise: float, rate: float, steps: int) -> None:
     """Opacus brackets it by numerical accounting (PRV), and Rényi accounting is never below."""
     from opacus.accountants import PRVAccountant, RDPAccountant
@@ -57,7 +69,7 @@ def test_epsilon_is_that_of_opacus(noise: float, rate: float, steps: int) -> Non
     assert found <= moments.get_epsilon(DELTA) + 1e-6
 
 
-@pytest.mark.parametrize(("noise", "steps"), [(2.0, 1), (5.0, 16), (34.0, 600)])
+@pytest.mark.parametrize(("noise", "steps"), FULL)
 def test_without_sampling_it_is_the_closed_form(noise: float, steps: int) -> None:
     """Balle and Wang (2018): the Gaussian mechanism's exact curve, composed."""
     found = epsilon([DpSteps(noise, 1.0, steps)], DELTA)
@@ -112,3 +124,28 @@ def test_what_cannot_be_promised_is_refused(changes: dict[str, float], message: 
     given = {"epsilon": 1.0, "delta": DELTA, "rate": 0.1, "steps": 100} | changes
     with pytest.raises(InputError, match=message):
         noise_for(given["epsilon"], given["delta"], rate=given["rate"], steps=int(given["steps"]))
+
+
+def test_a_forecast_says_how_loud_the_noise_is() -> None:
+    forecast = forecast_noise(1.0, DELTA, units=1000, numbers=10_000, steps=10, sites=4)
+    assert forecast.noise == noise_for(1.0, DELTA, rate=1.0, steps=10)
+    # Drawn, not by the formula: the norm of the mean of ten vectors of noise, in clips.
+    drawn = np.random.default_rng(0).normal(0.0, forecast.noise / 1000, (10, 10_000)).mean(0)
+    assert forecast.norm == pytest.approx(np.linalg.norm(drawn), rel=0.05)
+    assert forecast.ratio == pytest.approx(2 * forecast.site_ratio)
+    enough = forecast_noise(1.0, DELTA, units=forecast.units, numbers=10_000, steps=10, sites=4)
+    assert enough.site_ratio == pytest.approx(1.0, rel=0.01)
+    with pytest.raises(InputError, match="units must be"):
+        forecast_noise(8.0, DELTA, units=0, numbers=1, steps=1)
+
+
+def test_full_batches_take_every_unit_and_smaller_ones_a_share() -> None:
+    text = PrivateText(np.zeros((40, 3), np.int32), np.arange(41))
+
+    def mechanism(batch: int | None) -> Mechanism:
+        return calibrate_mechanism(text, epsilon=1.0, delta=DELTA, clip=1.0, batch=batch, windows=1, steps=10)
+
+    full = mechanism(None)
+    assert (full.rate, full.noise) == (1.0, noise_for(1.0, DELTA, rate=1.0, steps=10))
+    assert mechanism(10).rate == 0.25
+    assert len(list(text.draw(full.rate, 1, RandomSource.seeded(0)))) == 40

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from benchmarks.attacks import ATTACKS, View
+from benchmarks.attacks import ATTACKS, View, backdoor, forge, mass
 from fpld import InputError, encode
 from fpld.codecs import make_prior
 from fpld.codecs.float32 import FLOAT32
@@ -19,9 +20,10 @@ from fpld.numerics import log_softmax, softmax
 from fpld.protocol import Aggregator, Budget, Settings
 from fpld.protocol.combine import NullObserver, Replies
 from fpld.protocol.fast_paths import combine_replies
+from fpld.protocol.group_audit import MIN_CONTEXTS, GroupSums, last_tokens
 from fpld.protocol.node_audit import audit_nodes, audited_contexts
 from fpld.rules import GUARDED, MIXTURE
-from fpld.rules.base import Audit
+from fpld.rules.base import Audit, RelativeProducts
 from fpld.rules.guarded import Guarded
 from fpld.rules.robust import weiszfeld
 from tests.helpers import make_plan
@@ -37,8 +39,12 @@ BAD = 2
 M = 1000
 V = 64
 BITS = 32.0
+ENDS = 16  # tokens that contexts end with: some 60 contexts to each
 CODECS: dict[str, Codec] = {"samples": SAMPLES, "float32": FLOAT32}
-HIDDEN = {"swap"}  # within what honest nodes differ by: docs/attacks.md, limits
+LAST = np.random.default_rng(99).integers(0, ENDS, M)  # each context's last token
+# Within what honest nodes differ by, or honest in the first round: docs/attacks.md, limits.
+FOLLOWING = np.append(LAST[1:], -1)
+HIDDEN = {"swap", "sleeper"} | {name for name, attack in ATTACKS.items() if attack.hides}
 
 
 @cache
@@ -59,7 +65,9 @@ def replies(codec: Codec, logits: Array, base: Array, name: str = "") -> Replies
     payloads = [encode(codec, logits[k], plan) for k, plan in enumerate(plans)]
     if name and codec.traits.sparse:
         payloads[-BAD:] = [ATTACKS[name].payload(payload) for payload in payloads[-BAD:]]
-    return Replies(codec, GUARDED, payloads, plans)
+    if name and ATTACKS[name].forged and codec.traits.sparse:
+        payloads[-BAD:] = [forge(np.exp(logits[k]), plans[k]) for k in range(K - BAD, K)]
+    return Replies(codec, GUARDED, payloads, plans, next_tokens=FOLLOWING)
 
 
 def attacked(name: str, seed: int = 0) -> tuple[Array, Array]:
@@ -67,14 +75,23 @@ def attacked(name: str, seed: int = 0) -> tuple[Array, Array]:
     logits, base = honest(seed)
     others = softmax(logits[:-BAD]).mean(axis=0)
     bad = [
-        log_softmax(ATTACKS[name].logits(View(own, others, np.random.default_rng(k))).astype(np.float32))
+        _logarithm(ATTACKS[name].labels(View(own, others, np.random.default_rng(k), LAST, 0, k)))
         for k, own in enumerate(logits[-BAD:])
     ]
     return np.concatenate([logits[:-BAD], bad]), base
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name not in HIDDEN])
+def seen(name: str, codec: str) -> bool:
+    """Whether an attack is for this codec: labels that need not add up to one are of sampled ones."""
+    return codec == "samples" or not ATTACKS[name].forged
+
+
+def _logarithm(labels: Array) -> Array:
+    """Logits of labels from 0 to 1, which need not add up to one."""
+    return np.asarray(np.log(np.maximum(labels, 1e-9)), np.float32)
+
+
+@pytest.mark.parametrize(("name", "codec"), [(n, c) for n in ATTACKS for c in CODECS if n not in HIDDEN and seen(n, c)])
 def test_attackers_count_for_nothing_and_honest_nodes_for_as_much_as_before(name: str, codec: str) -> None:
     """A fixed draw; by the next test an honest node of such a federation is doubted with probability below 0.025."""
     given = replies(CODECS[codec], *attacked(name), name)
@@ -91,6 +108,61 @@ def test_attackers_count_for_nothing_and_honest_nodes_for_as_much_as_before(name
         assert np.abs(target - straight).sum() < 0.2 * np.abs(bent - straight).sum()
 
 
+@pytest.mark.parametrize(("codec", "share"), [("samples", 0.07), ("float32", 0.125)])
+def test_a_backdoor_shows_in_the_contexts_after_its_trigger_and_nowhere_else(codec: str, share: float) -> None:
+    """A little of the mass in 6 % of the contexts: without the view of groups its nodes keep their trust."""
+    logits, base = honest(0)
+    views = [View(own, softmax(own), np.random.default_rng(0), LAST) for own in logits[-BAD:]]
+    bad = [np.asarray(backdoor(view, share), np.float32) for view in views]
+    audit = audit_nodes(replies(CODECS[codec], np.concatenate([logits[:-BAD], bad]), base))
+    assert audit.groups is not None
+    assert GUARDED.trust(audit)[:-BAD].min() > DOUBTFUL_TRUST
+    assert GUARDED.trust(audit)[-BAD:].max() < 0.05
+    assert GUARDED.trust(audit._replace(groups=None)).min() > 0.5
+
+
+def test_groups_of_contexts_have_the_means_of_what_was_meant() -> None:
+    """Inner products of sampled labels' means, within 5 of the stated standard errors; of float32 ones exactly."""
+    logits, base = honest(4)
+    key = bytes(32)
+    given = replies(SAMPLES, logits, base)
+    pi = softmax(given.plans[0].prior.array / 8)  # type: ignore[union-attr]
+    meant = softmax(logits) - pi
+    exact = GroupSums(K, V, last_tokens(FOLLOWING), key)
+    for k in range(K):
+        exact.add_dense(k, np.arange(M), (meant / np.sqrt(pi + 1 / V))[k])
+    whole = exact.products(np.arange(M))
+    found = audit_nodes(given).groups
+    assert whole is not None
+    assert found is not None
+    means = np.stack([(meant / np.sqrt(pi + 1 / V))[:, last_tokens(FOLLOWING) == t].mean(axis=1) for t in range(ENDS)])
+    large = np.bincount(LAST[:-1], minlength=ENDS) >= MIN_CONTEXTS
+    assert sorted(np.trace(whole.means, axis1=1, axis2=2)) == pytest.approx(sorted(np.square(means[large]).sum((1, 2))))
+    # Which group is which follows from a hash of the payloads: of all of them together there is no doubt.
+    errors = np.sqrt(np.square(found.errors).sum(axis=0))
+    diagonal = np.arange(K)
+    apart = found.means[:, diagonal, diagonal].sum(axis=0) - whole.means[:, diagonal, diagonal].sum(axis=0)
+    assert (np.abs(apart) < 5 * errors).all()
+    assert (np.abs(apart) < 0.2 * whole.means[:, diagonal, diagonal].sum(axis=0)).all()
+
+
+def test_sketches_of_many_tokens_keep_distances() -> None:
+    """2000 tokens in 256 buckets: a square is right within a standard error of sqrt(2 / 256), 9 %; 4 of them here."""
+    rng = np.random.default_rng(0)
+    vocab = 2000
+    labels = rng.normal(0, 1, (2, 64, vocab))
+    last = np.arange(64) % 2
+    sums = GroupSums(2, vocab, last, bytes(range(32)))
+    for k in range(2):
+        sums.add_dense(k, np.arange(64), labels[k])
+    found = sums.products(np.arange(64))
+    assert found is not None
+    means = np.stack([labels[:, last == g].mean(axis=1) for g in range(2)])
+    truth = np.square(means[:, 0] - means[:, 1]).sum(axis=1)
+    squares = found.means[:, 0, 0] + found.means[:, 1, 1] - 2 * found.means[:, 0, 1]
+    assert sorted(squares) == pytest.approx(sorted(truth), rel=4 * np.sqrt(2 / 256))
+
+
 @pytest.mark.slow
 def test_honest_nodes_are_rarely_distrusted() -> None:
     """24 federations of eight honest nodes and sampled labels: one node of 192 is doubted, a rate below 0.025 (95 %).
@@ -101,6 +173,60 @@ def test_honest_nodes_are_rarely_distrusted() -> None:
         int((GUARDED.trust(audit_nodes(replies(SAMPLES, *honest(seed)))) < DOUBTFUL_TRUST).sum()) for seed in range(24)
     )
     assert alarms <= 1
+
+
+@pytest.mark.parametrize("total", [0.25, 1.0])
+def test_labels_that_do_not_add_up_to_one_are_seen_whatever_nodes_differ_by(total: float) -> None:
+    """Plain distances do not show so little mass, spread over all tokens; what is missing in the sums does.
+
+    Honest nodes are within 4 standard errors of nothing: false-alarm rate about 1e-3 for 16 of them, by a fixed draw.
+    """
+    logits, base = honest(3)
+    given = replies(SAMPLES, logits, base)
+    views = [View(own, softmax(own), np.random.default_rng(0), LAST) for own in logits[-BAD:]]
+    forged = [forge(mass(view, total), given.plans[K - BAD + k]) for k, view in enumerate(views)]
+    audit = audit_nodes(replace(given, payloads=[*given.payloads[:-BAD], *forged]))
+    assert audit.masses is not None
+    assert (np.abs(audit.masses.squares) < 4 * audit.masses.errors)[:-BAD].all()
+    assert audit.masses.squares[-BAD:] == pytest.approx([_missing(mass(view, total)) for view in views], rel=0.2)
+    trust = GUARDED.trust(audit)
+    assert trust[:-BAD].min() > DOUBTFUL_TRUST
+    assert trust[-BAD:].max() < 0.05
+    assert GUARDED.trust(Audit(audit.each, np.zeros((K, K)))).min() > DOUBTFUL_TRUST
+
+
+def _missing(labels: Array) -> float:
+    return float(np.square(labels.sum(axis=1) - 1).mean())
+
+
+def test_a_relative_view_finds_the_distances_of_what_was_meant() -> None:
+    """From 1000 labels of 32 bits, within 0.15 of the true distances, whose standard error is stated as some 3 %."""
+    logits, base = honest(0)
+    prior = make_prior(base)
+    plans = [make_plan(contexts=M, vocab=V, bits=BITS, clip=None, node=k, prior=prior) for k in range(K)]
+    payloads = [encode(SAMPLES, logits[k], plan) for k, plan in enumerate(plans)]
+    found = audit_nodes(Replies(SAMPLES, GUARDED, payloads, plans)).relative
+    assert found is not None
+    pi = softmax(prior.array / 8)
+    divided = ((softmax(logits) - pi) / np.sqrt(pi + 1 / V)).reshape(K, -1)
+    truth = divided @ divided.T / M
+    means = divided.reshape(K, M, V).mean(axis=1)
+    assert np.diag(found.each) == pytest.approx(np.diag(truth), rel=0.15)
+    assert (np.abs(np.diag(found.each - truth)) < 4 * found.each_errors).all()
+    assert (np.abs(np.diag(found.whole - means @ means.T)) < 5 * found.whole_errors + 0.3 * np.diag(found.whole)).all()
+    assert (found.each_errors < 0.05 * np.diag(found.each)).all()
+
+
+def test_a_distance_within_its_error_is_none() -> None:
+    """One noisy node among exact ones: without its error it is the farthest."""
+    points = np.concatenate([np.eye(7), np.full((1, 7), 0.95)])
+    gram = points @ points.T
+    calm = Audit(np.eye(8), np.eye(8))
+    errors = np.zeros(8)
+    sure = RelativeProducts(gram, np.eye(8), errors, errors)
+    unsure = sure._replace(each_errors=np.where(np.arange(8) == 7, 2.0, 0.0))
+    assert GUARDED.trust(calm._replace(relative=sure))[7] < 1
+    assert GUARDED.trust(calm._replace(relative=unsure)).tolist() == [1.0] * 8
 
 
 @pytest.mark.parametrize("slots", [1, K])
@@ -138,7 +264,7 @@ def test_squares_of_sampled_labels_are_right_whatever_noise_is_claimed() -> None
     truth = np.square(softmax(logits[0]) - known).sum()
     for each in (payload, ATTACKS["false-variance"].payload(payload)):
         reader = SAMPLES.reader(each, plan)
-        assert sum(reader.squares(block) for block in reader.sparse()) == pytest.approx(truth, rel=0.15)
+        assert sum(reader.squares(block).sum() for block in reader.sparse()) == pytest.approx(truth, rel=0.15)
     naive = sum(np.square(block.changes).sum() for block in SAMPLES.reader(payload, plan).sparse())
     assert naive > 1.3 * truth  # so the test can fail
 
@@ -194,6 +320,8 @@ def test_parameters_of_the_guard_are_checked() -> None:
         Guarded(eta=0.0)
     with pytest.raises(InputError, match="tolerance must be"):
         Guarded(tolerance=0.5)
+    with pytest.raises(InputError, match="group_tolerance must be"):
+        Guarded(group_tolerance=0.5)
 
 
 # ---- over rounds

@@ -26,7 +26,7 @@ V = 24
 def transformer(seed: int) -> Student:
     pytest.importorskip("torch")
     from fpld.students.configs import TransformerConfig
-    from fpld.students.gradient import use_threads
+    from fpld.students.devices import use_threads
     from fpld.students.transformer import Transformer
 
     use_threads(1)
@@ -55,7 +55,7 @@ def huggingface(seed: int, lora: int = 0, *, bos: bool = False) -> Student:
     for module in ("torch", "transformers", "peft"):
         pytest.importorskip(module)
     from fpld.students.configs import HuggingFaceConfig
-    from fpld.students.gradient import use_threads
+    from fpld.students.devices import use_threads
     from fpld.students.huggingface import HuggingFace
 
     use_threads(1)

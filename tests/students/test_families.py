@@ -15,7 +15,7 @@ from fpld.students.configs import HuggingFaceConfig
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from fpld.students.gradient import use_threads  # noqa: E402
+from fpld.students.devices import use_threads  # noqa: E402
 from fpld.students.huggingface import HuggingFace  # noqa: E402
 from tests.tiny_models import FAMILIES, make_model  # noqa: E402
 

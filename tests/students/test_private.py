@@ -12,7 +12,8 @@ from scipy import stats
 
 from fpld.errors import InputError
 from fpld.privacy import Mechanism, PrivateText, RandomSource, cut_text
-from fpld.students.gradient import GradientStudent, add_clipped
+from fpld.students.gradient import GradientStudent
+from fpld.students.noisy import add_clipped
 from tests.students.test_conformance import TABLE, text
 
 if TYPE_CHECKING:

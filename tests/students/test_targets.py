@@ -240,7 +240,7 @@ m, vocab, length = 20_000, 8_000, 20
 if sys.argv[1] == "ngram":
     student = NGram(NGramConfig(vocab=vocab, order=1, buckets=16, batch=160))
 else:
-    from fpld.students.gradient import use_threads
+    from fpld.students.devices import use_threads
     from fpld.students.transformer import Transformer, TransformerConfig
     use_threads(1)
     student = Transformer(TransformerConfig(vocab=vocab, layers=1, width=8, heads=1, length=length), seed=0)

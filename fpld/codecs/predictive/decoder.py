@@ -160,6 +160,7 @@ class SymbolReader:
             counts = class_counts(self.prior, plan)
         self._counts = counts
         totals = counts.sum(axis=0)
+        self.header.check_groups(totals)
         data = np.frombuffer(payload, np.uint8, offset=length)
         kind = CompactAnsDecoder if has_compact_code(plan) else AnsDecoder
         self._coder = kind(data, totals, largest_symbol(self.header.step), checked_learnt(plan))

@@ -8,11 +8,14 @@ assumes what a smooth density gives.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fpld.errors import FrameError
+
+if TYPE_CHECKING:
+    from fpld.types import Ints
 
 # Flags of the mode: coded against the prior, with dither, and that what was measured of the cells follows.
 PRIOR = 1
@@ -47,12 +50,14 @@ class PredictiveHeader:
     """Hold a payload's header; `cells` says for each group, in its cells' own units, what was measured.
 
     `zero` / 32: mean of log(p / pi) where the symbol is zero. `one`, `more` / 256: mean of |y| / step less the symbol.
-    `v0`: variance of log(p / pi) at zeros. `v1`: variance of y / step elsewhere.
+    `v0`: variance of log(p / pi) at zeros. `v1`: variance of y / step elsewhere. `stated`: the groups whose cells a
+    payload has.
     """
 
     mode: int
     step: int
     cells: Cells = field(default_factory=default_cells)
+    stated: tuple[bool, ...] = (False,) * GROUPS
 
     @property
     def size(self) -> float:
@@ -84,6 +89,8 @@ class PredictiveHeader:
             raise FrameError(f"payload's mode must be below 8 and its step below {STEPS}, got {mode} and {step}")
         if not mode & MEASURED:
             return cls(mode, step), START_BYTES
+        if mode & DITHER:
+            raise FrameError("payload with dither states cells, which nobody reads")
         rest = bytes(payload[START_BYTES : START_BYTES + _MAX_CELL_BYTES])
         used = np.unpackbits(np.frombuffer(rest[:2], np.uint8), bitorder="little").astype(bool)
         end = 2 + int(used.sum()) * _GROUP.itemsize
@@ -92,9 +99,17 @@ class PredictiveHeader:
         cells = default_cells()
         cells[used[:GROUPS]] = np.frombuffer(rest[2:end], _GROUP)
         for name in ("v0", "v1"):
-            if not (np.isfinite(cells[name]) & (cells[name] >= 0)).all():
+            if not (np.isfinite(cells[name]) & ~np.signbit(cells[name])).all():
                 raise FrameError("payload states a variance that is not a finite, non-negative number")
-        return cls(mode, step, cells), START_BYTES + end
+        if not mode & PRIOR and (used[1:].any() or cells["zero"][0]):
+            raise FrameError("payload without a prior states cells of groups that only a prior has")
+        return cls(mode, step, cells, tuple(used[:GROUPS].tolist())), START_BYTES + end
+
+    def check_groups(self, counts: Ints) -> None:
+        """Raise `FrameError` if cells are stated of a group in which no coordinate lies; `counts` are of each class."""
+        there = counts[: GROUPS * PER_GROUP].reshape(GROUPS, PER_GROUP).any(axis=1)
+        if (np.array(self.stated) & ~there).any():
+            raise FrameError("payload states cells of a group in which no coordinate lies")
 
 
 def cell_bytes(used: int) -> int:

@@ -64,7 +64,8 @@ _CHANGES_SHIFT = 3 * _FIELD_BITS
 
 
 @inlined
-def _pack_record(changes: Any, level: Any, upper: Any, lower: Any) -> Any:
+def pack_record(changes: Any, level: Any, upper: Any, lower: Any) -> Any:
+    """Return the record of a candidate."""
     return changes << _CHANGES_SHIFT | level << (2 * _FIELD_BITS) | upper << _FIELD_BITS | lower
 
 
@@ -284,7 +285,7 @@ def _collect(source: _Source, step: _FinestStep, workspace: _Workspace, collecte
                 x = np.float64(d) * inverse + (u + 0.5) / DRAW_RANGE
                 changes = 1 if x < 0.0 or x >= 1.0 else 0
                 if changes or plus < PLUS_BINS or minus < MINUS_BINS:
-                    records[n] = _pack_record(changes, level, upper, lower)
+                    records[n] = pack_record(changes, level, upper, lower)
                     n += 1
                 if changes:
                     tokens[changing] = v

@@ -2,8 +2,8 @@
 
 A payload is decoded context by context, from the first on, and nothing of the size of the vocabulary is kept. For each
 block of contexts the candidates are found first (`CandidateIndex`, one pass for all nodes that share draws), then each
-node's symbols are read. A decoder never trusts the bytes: symbols, escapes and their number are bounded, and the code
-must end as a writer ends it.
+node's symbols are read. A decoder never trusts the bytes: symbols must be such as a probability gives, escapes and the
+number of symbols are bounded, and the code must end as a writer ends it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from fpld.codecs.samples.draws import (
     token_draw,
     upper_half,
 )
-from fpld.codecs.samples.probabilities import check_range, prior_block, prior_probabilities
+from fpld.codecs.samples.probabilities import (
+    LEVEL_PROBABILITY,
+    check_range,
+    prior_block,
+    prior_probabilities,
+    prior_totals,
+)
 from fpld.codecs.samples.steps import (
     MAX_SYMBOLS_PER_BYTE,
     MINUS_BINS,
@@ -33,8 +39,9 @@ from fpld.codecs.samples.steps import (
     STEPS_PER_OCTAVE,
     LabelHeader,
     log_ratios,
-    max_symbol,
+    possible_symbol,
     ratio_bins,
+    step_to_tau,
 )
 from fpld.codecs.samples.symbol_model import (
     code_escape,
@@ -58,7 +65,7 @@ if TYPE_CHECKING:
     from fpld.codecs.prior import Eighths
     from fpld.codecs.rangecoder import Coder
     from fpld.codecs.samples.candidates import Candidates
-    from fpld.types import Array, Floats32, Ints, Plan, Tokens
+    from fpld.types import Array, Floats, Floats32, Ints, Plan, Tokens
 
 _BLOCK = 1 << 20  # coordinates that are decoded at a time, of one node
 _TOGETHER = 1 << 21  # coordinates that are decoded at a time, of all nodes: of many nodes, fewer contexts
@@ -70,6 +77,7 @@ _UNSENT_NOISE = 1.0  # the noise of an empty payload, whose label is the prior
 # What `_read` returns instead of a count.
 _CORRUPT = -1
 _BAD_PRIOR = -2
+_IMPOSSIBLE = -3
 # The places of a decoder's progress: the coordinate of the next escape, and the nonzero symbols so far.
 _NEXT = 0
 _COUNT = 1
@@ -78,8 +86,9 @@ _COUNT = 1
 class SparseLabels(NamedTuple):
     """Hold the labels of contexts `rows` as what they add to the prior's probabilities.
 
-    Context number k changes in tokens[starts[k] : starts[k + 1]], each of them once, by `changes`. `noise` is the
-    labels' variance, summed over tokens and contexts, as the node reports it.
+    Context number k changes in tokens[starts[k] : starts[k + 1]], each of them once, by `changes`. `prior` has the
+    prior's probabilities of these tokens. `noise` is the labels' variance, summed over tokens and contexts, as the node
+    reports it.
     """
 
     rows: range
@@ -87,14 +96,37 @@ class SparseLabels(NamedTuple):
     tokens: Tokens
     changes: Floats32
     noise: float
+    prior: Floats32
 
 
 class SymbolBlock(NamedTuple):
-    """Hold the nonzero symbols of consecutive contexts: where each context starts, their tokens and their values."""
+    """Hold the nonzero symbols of consecutive contexts: where each context starts, and the symbols' tokens and values.
+
+    `prior` has the prior's probability of each token.
+    """
 
     starts: Array
     tokens: Array
     symbols: Array
+    prior: Array
+
+    @classmethod
+    def allocate(cls, contexts: int, capacity: int) -> SymbolBlock:
+        """Allocate memory for so many symbols."""
+        starts = np.zeros(contexts + 1, np.int64)
+        return cls(starts, np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.empty(capacity, np.float32))
+
+
+class PriorBlock(NamedTuple):
+    """Hold a prior's integers [n, V], and the sum of their exponentials in each context, [n]."""
+
+    integers: Eighths
+    totals: Floats32
+
+    @classmethod
+    def make(cls, integers: Eighths) -> PriorBlock:
+        """Sum the exponentials; raise `InputError` for an integer out of range."""
+        return cls(integers, prior_totals(integers))
 
 
 class _Piece(NamedTuple):
@@ -111,6 +143,7 @@ class _Source(NamedTuple):
     first: int
     keys: Array
     prior: Array
+    totals: Array
     packed: Array
     ends: Array
 
@@ -118,15 +151,15 @@ class _Source(NamedTuple):
 class _Steps(NamedTuple):
     """Hold what a payload's header and plan say of its symbols.
 
-    `ratios` has the log ratios of the step, and of the finer one that the first `finer` contexts have. `level_reach`
-    and `level_width` are the prefilter's bounds for the finest step. `coordinates` is how many there are in all, and
-    `max_symbol` bounds |s|.
+    `ratios` has the log ratios of the step, and of the finer one that the first `finer` contexts have, and `inverses`
+    1 / tau of both. `level_reach` and `level_width` are the prefilter's bounds for the finest step. `coordinates` is
+    how many there are in all.
     """
 
     vocab: int
     coordinates: int
-    max_symbol: int
     finer: int
+    inverses: Array
     ratios: Array
     level_reach: Array
     level_width: Array
@@ -144,7 +177,7 @@ class SymbolDecoder:
         self._limit = MAX_SYMBOLS_PER_BYTE * code.size
         coordinates = plan.contexts * plan.vocab
         tables = _step_tables(header.step, header.finest)
-        self._steps = _Steps(plan.vocab, coordinates, max_symbol(header.finest), header.finer, *tables)
+        self._steps = _Steps(plan.vocab, coordinates, header.finer, *tables)
         self._progress[_NEXT] = code_gap(self._coder, 0)
         _require(self._progress[_NEXT] <= coordinates)
 
@@ -153,17 +186,22 @@ class SymbolDecoder:
         """Return the adaptive models as they are now."""
         return self._coder.models
 
-    def read(self, rows: range, prior: Eighths, candidates: Candidates) -> SymbolBlock:
+    def read(self, rows: range, prior: PriorBlock, candidates: Candidates) -> SymbolBlock:
         """Decode the next contexts."""
         capacity = min(len(rows) * self.plan.vocab, self._limit - int(self._progress[_COUNT]))
-        starts = np.zeros(len(rows) + 1, np.int64)
-        block = SymbolBlock(starts, np.empty(capacity, np.int32), np.empty(capacity, np.int32))
-        source = _Source(rows.start, draw_keys(self.plan, rows), prior.ravel(), *candidates)
+        block = SymbolBlock.allocate(len(rows), capacity)
+        keys = draw_keys(self.plan, rows)
+        source = _Source(rows.start, keys, prior.integers.ravel(), prior.totals, *candidates)
         count = _read(self._coder, self._activity, self._progress, self._steps, source, block)
         if count == _BAD_PRIOR:
-            check_range(prior)
+            check_range(prior.integers)
+        if count == _IMPOSSIBLE:
+            raise FrameError(
+                "payload's labels must be of probabilities from 0 to 1, and a symbol is of none: it is changed, was "
+                "coded against another prior, or is an attack"
+            )
         _require(count >= 0)
-        return SymbolBlock(starts, block.tokens[:count].copy(), block.symbols[:count].copy())
+        return SymbolBlock(block.starts, *(field[:count].copy() for field in block[1:]))
 
     def end(self) -> None:
         """Check that the code ends after its last symbol."""
@@ -176,11 +214,12 @@ def _require(sound: bool) -> None:
 
 
 @lru_cache(maxsize=16)  # many nodes have the same few steps
-def _step_tables(step: int, finest: int) -> tuple[Array, Array, Array]:
-    """Return the log ratios of both steps, and the prefilter's bounds by level for the finest."""
+def _step_tables(step: int, finest: int) -> tuple[Array, Array, Array, Array]:
+    """Return 1 / tau and the log ratios of both steps, and the prefilter's bounds by level for the finest."""
+    inverses = np.array([1 / step_to_tau(number) for number in (step, finest)])
     ratios = np.stack([log_ratios(number) for number in (step, finest)])
     bounds = prefilter_bounds(ratios[1])
-    return ratios, bounds.level_reach, bounds.level_width
+    return inverses, ratios, bounds.level_reach, bounds.level_width
 
 
 @borrowing_kernel
@@ -194,11 +233,15 @@ def _read(coder: Coder, activity: Array, progress: Array, steps: _Steps, source:
     ends = source.ends
     tokens = block.tokens
     symbols = block.symbols
+    priors = block.prior
     n = 0
     k = 0
     for row in range(keys.shape[0]):
         key = keys[row]
-        ratios = steps.ratios[1 if source.first + row < steps.finer else 0]
+        which = 1 if source.first + row < steps.finer else 0
+        ratios = steps.ratios[which]
+        inverse = steps.inverses[which]
+        prior_factor = np.float32(1) / source.totals[row]
         reset_activity(activity)
         while k < ends[row]:
             v, level, half = unpack_coordinate(packed[k])
@@ -212,10 +255,14 @@ def _read(coder: Coder, activity: Array, progress: Array, steps: _Steps, source:
             if plus < PLUS_BINS or minus < MINUS_BINS:
                 symbol = code_symbol(coder, activity, plus, minus, ratio, 0)
                 if symbol:
-                    if n == tokens.size or abs(symbol) > steps.max_symbol:
+                    prior = np.float32(LEVEL_PROBABILITY[level] * prior_factor)
+                    if n == tokens.size:
                         return _CORRUPT
+                    if not possible_symbol(symbol, prior, inverse, u):
+                        return _IMPOSSIBLE
                     tokens[n] = v
                     symbols[n] = symbol
+                    priors[n] = prior
                     n += 1
         start = (source.first + row) * vocab
         while progress[_NEXT] < start + vocab:
@@ -226,11 +273,15 @@ def _read(coder: Coder, activity: Array, progress: Array, steps: _Steps, source:
             u = token_draw(key, upper_half(key, v), v)
             plus, minus = ratio_bins(ratios[level], log_index(DRAW_RANGE - u), log_index(u + 1))
             symbol = code_escape(coder, 0)
+            prior = np.float32(LEVEL_PROBABILITY[level] * prior_factor)
             # A candidate's symbol is never sent as an escape: there is one code for the same symbols.
-            if plus < PLUS_BINS or minus < MINUS_BINS or n == tokens.size or abs(symbol) > steps.max_symbol:
+            if plus < PLUS_BINS or minus < MINUS_BINS or n == tokens.size:
                 return _CORRUPT
+            if not possible_symbol(symbol, prior, inverse, u):
+                return _IMPOSSIBLE
             tokens[n] = v
             symbols[n] = symbol
+            priors[n] = prior
             n += 1
             progress[_NEXT] += 1 + code_gap(coder, 0)
             if progress[_NEXT] > steps.coordinates:
@@ -269,8 +320,8 @@ class SamplesReader:
         for (labels,) in decode_sparse([self], ranges):
             yield labels
 
-    def squares(self, labels: SparseLabels) -> float:
-        """Return an unbiased estimate of |p - pi|^2, summed over a block, from symbols and draws alone.
+    def squares(self, labels: SparseLabels) -> Floats:
+        """Return what each symbol adds to an unbiased estimate of |p - pi|^2, from symbols and draws alone.
 
         Of a symbol s = floor(x + u), s (s + 1 - 2 u) has the mean x^2 over u, which the reader knows. A zero counts
         for nothing and no symbol counts for less, so a node cannot push further than its squares say.
@@ -278,7 +329,8 @@ class SamplesReader:
         places = np.repeat(np.arange(len(labels.rows)), np.diff(labels.starts))
         u = draw_fractions(draw_keys(self._plan, labels.rows)[places], labels.tokens)
         changes = labels.changes.astype(np.float64)
-        return float((changes * (changes + self._taus(labels.rows)[places] * (1 - 2 * u))).sum())
+        squares: Floats = changes * (changes + self._taus(labels.rows)[places] * (1 - 2 * u))
+        return squares
 
     def blocks(self, ranges: Sequence[range] | None = None) -> Iterator[Decoded]:
         """Decode consecutive ranges of contexts, from the first on, as dense labels."""
@@ -301,9 +353,9 @@ class SamplesReader:
         return np.log(positive), prior * np.float32(self._noise) / np.square(positive), label
 
     def _sparse(self, rows: range, parts: list[SymbolBlock]) -> SparseLabels:
-        starts, tokens, symbols = _joined(parts)
-        changes = symbols.astype(np.float32) * np.repeat(self._taus(rows), np.diff(starts))
-        return SparseLabels(rows, starts, tokens, changes, self._noise * len(rows))
+        block = _joined(parts)
+        changes = block.symbols.astype(np.float32) * np.repeat(self._taus(rows), np.diff(block.starts))
+        return SparseLabels(rows, block.starts, block.tokens, changes, self._noise * len(rows), block.prior)
 
     @property
     def _noise(self) -> float:
@@ -364,11 +416,12 @@ def _pieces(readers: Sequence[SamplesReader], cuts: Iterable[range]) -> Iterator
         indexes.append((group, CandidateIndex([decoders[k].plan for k in group], finest, buffer)))
     for rows in cuts:
         prior = prior_block(plan, rows)
-        empty = SymbolBlock(np.zeros(len(rows) + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.int32))
-        nodes = [empty] * len(readers)
+        nodes = [SymbolBlock.allocate(len(rows), 0)] * len(readers)
+        # The sums take a pass over the prior: once for all nodes.
+        sums = PriorBlock(prior, prior_totals(prior) if decoders else np.zeros(0, np.float32))
         for group, index in indexes:
             for k, candidates in zip(group, index.find(rows, prior), strict=True):
-                nodes[k] = decoders[k].read(rows, prior, candidates)
+                nodes[k] = decoders[k].read(rows, sums, candidates)
         if rows and rows.stop == plan.contexts:
             for k, decoder in decoders.items():
                 decoder.end()
@@ -409,7 +462,7 @@ def _joined(parts: list[SymbolBlock]) -> SymbolBlock:
     """Join the symbols of consecutive contexts."""
     if len(parts) == 1:
         return parts[0]
-    starts, tokens, symbols = zip(*parts, strict=True)
-    offsets = np.cumsum([0, *map(len, tokens)])
+    starts, *fields = zip(*parts, strict=True)
+    offsets = np.cumsum([0, *(part.tokens.size for part in parts)])
     moved = [part[:-1] + offset for part, offset in zip(starts, offsets[:-1], strict=True)]
-    return SymbolBlock(np.concatenate([*moved, offsets[-1:]]), np.concatenate(tokens), np.concatenate(symbols))
+    return SymbolBlock(np.concatenate([*moved, offsets[-1:]]), *(np.concatenate(field) for field in fields))

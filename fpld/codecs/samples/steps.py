@@ -8,6 +8,9 @@ p / pi = 1 + tau (1 - u) / pi on, and negative up to p / pi = 1 - tau u / pi. So
 tau u / pi say how likely either sign is, whatever pi and tau are. Each ratio falls into a *bin* of half an octave. A
 *candidate* is a coordinate for which at least one ratio is small; all others share the last bin of both.
 
+A label pi + tau s is no probability, but the p behind it is one: from 0 to 1. Given u and pi that bounds the symbol,
+and a reader refuses all others (`possible_symbol`).
+
 One step may leave much of the budget unused where the next finer one exceeds it: tokens with equal probabilities change
 together. Then the first contexts have the finer step, and the header says how many.
 """
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld.codecs.prior import LEAST_PRIOR
+from fpld.codecs.samples.draws import DRAW_RANGE
 from fpld.errors import FrameError
 from fpld.kernels import inlined
 
@@ -48,6 +52,9 @@ BIN_OFFSET = 8
 PLUS_BINS = 16
 MINUS_BINS = 9
 
+# A symbol may stand for a p from -2^-16 pi to 1 + 2^-16, and for no other.
+PROBABILITY_SLACK = 2.0**-16
+
 # A payload has at most so many nonzero symbols for each byte of code: it bounds the memory that hostile bytes claim.
 MAX_SYMBOLS_PER_BYTE = 16
 
@@ -68,11 +75,6 @@ def tau_to_step(tau: float) -> int:
     return min(max(round(STEPS_PER_OCTAVE * math.log2(tau)) + STEP_OFFSET, 0), STEP_COUNT - 1)
 
 
-def max_symbol(step: int) -> int:
-    """Return a bound on |s| with a step: |p - pi| is at most 1. In integers, since both ends must agree."""
-    return (1 << max(-((step - STEP_OFFSET) // STEPS_PER_OCTAVE), 0)) + 1
-
-
 def log_ratios(step: int) -> Array:
     """Return log2(tau / pi) by level, [LEVEL_COUNT]."""
     return MINUS_LOG2_PRIOR + (step - STEP_OFFSET)
@@ -84,6 +86,20 @@ def ratio_bins(ratio: Any, upper: Any, lower: Any) -> Any:
     plus = ((ratio + DISTANCE_LOG2[upper]) >> BIN_SHIFT) + BIN_OFFSET
     minus = ((ratio + DISTANCE_LOG2[lower]) >> BIN_SHIFT) + BIN_OFFSET
     return min(max(plus, 0), PLUS_BINS), min(max(minus, 0), MINUS_BINS)
+
+
+@inlined
+def possible_symbol(symbol: Any, prior: Any, inverse: Any, draw: Any) -> Any:
+    """Return whether some p from 0 to 1 gives this symbol, s = floor((p - pi) / tau + u).
+
+    `prior` is pi, `inverse` 1 / tau, `draw` the integer of u. The symbol does not fall as p rises, so those of p = 0
+    and p = 1 are the bounds. An encoder's floats are exact to some 2^-22: the slack refuses no honest one, and gives an
+    attacker nothing.
+    """
+    u = (draw + 0.5) / DRAW_RANGE
+    least = np.floor(u - (1.0 + PROBABILITY_SLACK) * prior * inverse)
+    most = np.floor(u + (1.0 + PROBABILITY_SLACK - prior) * inverse)
+    return least <= symbol <= most
 
 
 class LabelHeader(NamedTuple):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from fpld import kernels, validation
-from fpld.codecs.base import CodecTraits, SeekReader, checked_blocks, stacked
+from fpld.codecs.base import MAX_LOGIT, CodecTraits, SeekReader, checked_blocks, stacked
 from fpld.codecs.dither import Dither
 from fpld.codecs.uniform import layout as layouts
 from fpld.codecs.uniform.layout import MAX_BITS, RANGE_BYTES, level_runs, pack_symbols, payload_layout, unpack_symbols
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BITS", "RANGE_BYTES", "UNIFORM", "UniformCodec"]
 
-MAX_RANGED_LOGIT = float(np.finfo(np.float16).max) / 2  # where ranges are stated in float16
+MAX_RANGED_LOGIT = MAX_LOGIT / 2  # in a stated range: with two levels a decoded value may lie as far beyond it again
 _GRID_POINTS = 65536.0  # of a step
 
 

@@ -340,7 +340,8 @@ def read_ranges(payload: bytes | memoryview, plan: Plan, rows: range) -> tuple[F
     pairs = np.frombuffer(payload, "<f2", 2 * len(rows), RANGE_BYTES * rows.start).reshape(-1, 2).astype(np.float64)
     if not np.isfinite(pairs).all() or (pairs[:, 1] < 0).any():
         raise FrameError("payload states a range that is not a finite, non-negative number")
-    # A sixty-fourth more: centre and half-range are rounded to float16.
-    if len(pairs) and (np.abs(pairs[:, 0]) + pairs[:, 1]).max() > MAX_LOGIT * (1 + 1 / 64):
-        raise FrameError(f"payload states a range that reaches beyond ±{MAX_LOGIT:g}")
+    # Half of the largest logit, since dither takes values up to as far again beyond the range: with two levels the step
+    # is all of it. A sixty-fourth more: centre and half-range are rounded to float16.
+    if len(pairs) and (np.abs(pairs[:, 0]) + pairs[:, 1]).max() > MAX_LOGIT / 2 * (1 + 1 / 64):
+        raise FrameError(f"payload states a range that reaches beyond ±{MAX_LOGIT / 2:g}")
     return pairs[:, 0], pairs[:, 1]

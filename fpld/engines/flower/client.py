@@ -68,10 +68,11 @@ def budget_guard(message: Message, context: Context, call_next: ClientAppCallabl
     """
     if message.metadata.message_type != MessageType.TRAIN:
         return call_next(message, context)
-    plan = unpack_task(message.content).plan
     reply = call_next(message, context)
     if not reply.has_content():
         return reply
+    # Only now: the handlers have checked that the task is the aggregator's own.
+    plan = unpack_task(message.content).plan
     frame = read_field(reply.content, "frame", FRAME)
     fields = field_names(reply.content)
     evaluation = read_field(reply.content, "letter", SIGNED_MESSAGE) if "letter" in fields else b""
@@ -142,17 +143,19 @@ def client_app(
         content = message.content
         signed = read_field(content, "letter", SIGNED_MESSAGE)
         site = home(context)
-        task = unpack_task(content)
-        append_log(site.folder, f"round {task.plan.round}: training, at most {task.plan.budget_bytes} bytes to send")
-        files = unpack_files(content)
-        student = _student(content)
+        handlers.Request.parse(site, signed, "train")
 
+        # The task is parsed in here: only of a message whose tag is right, and within the limits of a sandbox.
         def work() -> Sequence[bytes]:
-            answer = handlers.handle_train(site, signed, task, files, student)
+            task = unpack_task(content)
+            plan = task.plan
+            most = OVERHEAD_BYTES + plan.budget_bytes
+            append_log(site.folder, f"round {plan.round}: training, at most {most} bytes to send")
+            answer = handlers.handle_train(site, signed, task, unpack_files(content), _student(content))
+            append_log(site.folder, f"round {plan.round}: sending {len(answer.frame)} bytes")
             return (answer.frame,) if answer.evaluation is None else (answer.frame, answer.evaluation)
 
         frame, *evaluation = runner(site, work, message.metadata.ttl)
-        append_log(site.folder, f"round {task.plan.round}: sending {len(frame)} bytes")
         fields = {"frame": (frame, FRAME)}
         if evaluation:
             fields["letter"] = evaluation[0], SIGNED_MESSAGE
@@ -163,11 +166,10 @@ def client_app(
         content = message.content
         signed = read_field(content, "letter", SIGNED_MESSAGE)
         site = home(context)
-        files = unpack_files(content)
-        student = _student(content)
+        handlers.Request.parse(site, signed, "evaluate")
 
         def work() -> Sequence[bytes]:
-            return (handlers.handle_evaluate(site, signed, files, student),)
+            return (handlers.handle_evaluate(site, signed, unpack_files(content), _student(content)),)
 
         (answer,) = runner(site, work, message.metadata.ttl)
         return Message(pack_fields(letter=(answer, SIGNED_MESSAGE)), reply_to=message)

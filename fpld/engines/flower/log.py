@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import StorageError
-from fpld.federation.telemetry import RESULT
+from fpld.federation.telemetry import RESULT, Position
 from fpld.storage.files import storage_error
 from fpld.storage.run_folder import LOG
 from fpld.validation import printable
@@ -27,7 +27,7 @@ _FLOWER_LOGGER = "flwr"
 log = logging.getLogger(__name__)
 
 
-def append_log(folder: Path, text: str, **more: bool) -> None:
+def append_log(folder: Path, text: str, **more: object) -> None:
     """Add a line to a folder's log."""
     line = json.dumps({"time": round(time.time(), 3), "text": printable(text, _MAX_LINE_CHARACTERS), **more}) + "\n"
     try:
@@ -57,8 +57,13 @@ class FolderLogHandler(logging.Handler):
         """Add a record's line."""
         if self._thread is not None and record.thread != self._thread:
             return
+        more: dict[str, object] = dict(RESULT) if hasattr(record, "result") else {}
+        if record.levelno >= logging.WARNING:
+            more["warning"] = True
+        if isinstance(position := vars(record).get("position"), Position):
+            more["position"] = position._asdict()
         with contextlib.suppress(StorageError):  # a line of a log is not worth a run
-            append_log(self._folder, record.getMessage(), **(RESULT if hasattr(record, "result") else {}))
+            append_log(self._folder, record.getMessage(), **more)
 
 
 class FlowerLogHandler(logging.Handler):
@@ -114,7 +119,11 @@ def _parse_lines(content: bytes) -> list[Mapping[str, Any]]:
     return lines
 
 
-def relay_log(lines: Iterator[list[Mapping[str, Any]]]) -> None:
-    """Log in this process what was added to a log since the last call; `lines` is from `follow_log`."""
+def relay_log(lines: Iterator[list[Mapping[str, Any]]]) -> list[str]:
+    """Log in this process what was added to a log since the last call, and return it; `lines` is from `follow_log`."""
+    texts = []
     for line in next(lines):
-        log.info("%s", printable(line["text"], _MAX_LINE_CHARACTERS), extra=RESULT if line.get("result") else None)
+        texts.append(printable(line["text"], _MAX_LINE_CHARACTERS))
+        more = {**(RESULT if line.get("result") else {}), **(line.get("position") or {})}
+        log.log(logging.WARNING if line.get("warning") else logging.INFO, "%s", texts[-1], extra=more)
+    return texts

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fpld.config.sections import MOST_MESSAGE
+from fpld.engines.flower.patches.objects import serialized_bytes
 from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
 from fpld.errors import ProtocolError, SizeError
 from fpld.federation.record import array_kinds
@@ -257,8 +257,7 @@ def transport_bytes(content: RecordDict) -> int:
     small = [(name, key, 0) for name, record in content.config_records.items() for key in record]
     form = tuple(sorted((name, key, -(-size // _CHUNK_BYTES)) for name, key, size in [*arrays, *small]))
     if form not in _overheads:
-        items = get_all_nested_objects(content).values()
-        _overheads[form] = sum(len(item.deflate()) for item in items) - content_bytes(content)
+        _overheads[form] = serialized_bytes(content) - content_bytes(content)
         while len(_overheads) > _MAX_OVERHEAD_FORMS:
             del _overheads[next(iter(_overheads))]
     return _overheads[form]

@@ -90,20 +90,21 @@ class Roster:
         self._lookup_time = -math.inf
         self._instances: dict[int, list[str]] = {}
 
-    def gather(self, grid: Grid, *, enough: int, wait: float) -> None:
-        """Wait for `enough` nodes to connect, at most `wait` seconds; nodes that were asked have a little longer."""
+    def gather(self, grid: Grid, *, enough: int, wait: float, wanted: Collection[int] | None = None) -> None:
+        """Wait for `enough` nodes (of `wanted`) to connect, at most `wait` seconds; asked ones have a little longer."""
+        counted = set(range(len(self.names)) if wanted is None else wanted)
         begun = time.monotonic()
         logged = False
         while True:
             self._refresh(grid)
             waited = time.monotonic() - begun
             pending = bool(self._requests)
-            if len(self.ids) >= enough and (not pending or waited >= _GRACE_SECONDS):
+            if len(self.ids.keys() & counted) >= enough and (not pending or waited >= _GRACE_SECONDS):
                 return
             if waited >= wait and not pending:
                 return
             if not logged:
-                away = [name for index, name in enumerate(self.names) if index not in self.ids]
+                away = [self.names[index] for index in sorted(counted - self.ids.keys())]
                 log.info("waiting for nodes to connect: %s", shortened_list(away))
                 logged = True
             time.sleep(0.05 if pending else min(_POLL_SECONDS, max(wait - waited, 0.05)))

@@ -6,6 +6,7 @@ The specification of each node travels with the run's files: they are named by t
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from fpld import config as configuration
 from fpld.engines.flower.credentials import AGGREGATOR_KEY, PublicKeys, is_revoked, public_key_file, run_secret
 from fpld.engines.flower.log import FlowerLogHandler, FolderLogHandler
 from fpld.engines.flower.messages import check_message_sizes
+from fpld.engines.flower.patches import choose
 from fpld.engines.flower.patches.retry import retry_sooner
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.strategy import ProbeLogitDistillation
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from fpld.node.spec import NodeSpec
 
 SESSION = "session.json"
+RUN_VARIABLE = "FPLD_RUN"  # `config`, `out`, `seed` and `folder` of a run that `fpld aggregator` started
 
 
 class NodeSpecs(Sequence["NodeSpec"]):
@@ -86,7 +89,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        options = context.run_config
+        options = {**context.run_config, **json.loads(os.environ.get(RUN_VARIABLE, "{}"))}
         if options.get("folder"):
             os.chdir(str(options["folder"]))
         file = config if config is not None else str(options.get("config", ""))
@@ -99,7 +102,6 @@ def server_app(
 
 def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, Any]]:
     """Run a federation over a Grid into a folder, from where it stands; return the table's rows."""
-    retry_sooner()
     store = RunFolder(out)
     with (
         store.lock(),
@@ -108,6 +110,8 @@ def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, An
         listen(FlowerLogHandler()),
         loop_files(store),
     ):
+        choose(config.engine.patches)
+        retry_sooner()
         status.set("preparing")
         claim(store, text, resume=store.has(CONFIG))
         public = prepare_public(config, store)

@@ -5,8 +5,8 @@ student, as it asks the local engine. `start`, which a ServerApp calls, makes th
 make the messages of a round and `aggregate_*` take the replies.
 
 Training, probing and coding are one `train` message a round and node. Its reply has the frame, and the held-out loss of
-the student that came with the message: so the losses of a round arrive with the next one. Only the student of the last
-round has an `evaluate` message.
+the student that came with the message: so the losses of a round arrive with the next one, and those of the base model
+with the first. Only the student of the last round has an `evaluate` message.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
 from fpld.errors import FpldError, ProtocolError, StorageError
 from fpld.federation.evaluation import write_own
 from fpld.federation.record import Incident
+from fpld.federation.telemetry import Position
 from fpld.protocol.messages import digest
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.validation import printable, shortened_list
@@ -134,25 +135,27 @@ class ProbeLogitDistillation(Strategy):
         federation = self.federation
         result = Result()
         last = federation.setup.settings.rounds if num_rounds is None else federation.state.round + num_rounds
-        while not federation.done and federation.state.round < last:
-            evaluated = federation.pending
-            record = federation.advance(self)
-            arrays = result.arrays = arrays_record(federation.student)
-            result.train_metrics_clientapp[record.round] = _train_metrics(record)
-            if evaluated is not None:
-                result.evaluate_metrics_clientapp[evaluated.round] = _heldout_metrics(federation.trace[-1])
-            if evaluate_fn is not None and (metrics := evaluate_fn(record.round, arrays)) is not None:
-                result.evaluate_metrics_serverapp[record.round] = metrics
-        if federation.pending is not None:
-            federation.finish(self)
-            result.evaluate_metrics_clientapp[federation.state.round] = _heldout_metrics(federation.trace[-1])
+        with federation.watched():
+            while not federation.done and federation.state.round < last:
+                evaluated = federation.pending
+                record = federation.advance(self)
+                arrays = result.arrays = arrays_record(federation.student)
+                result.train_metrics_clientapp[record.round] = _train_metrics(record)
+                if evaluated is not None:
+                    result.evaluate_metrics_clientapp[evaluated.round] = _heldout_metrics(federation.trace[-1])
+                if evaluate_fn is not None and (metrics := evaluate_fn(record.round, arrays)) is not None:
+                    result.evaluate_metrics_serverapp[record.round] = metrics
+            if federation.pending is not None:
+                federation.finish(self)
+                result.evaluate_metrics_clientapp[federation.state.round] = _heldout_metrics(federation.trace[-1])
         return result
 
     def gather(self) -> None:
         """Wait for nodes: for all in the first round of a process, later for as many as a round needs."""
-        settings = self.federation.setup.settings
-        enough = len(settings.names) if self._everyone else settings.quorum
-        self.roster.gather(self._grid, enough=enough, wait=self._wait)
+        federation = self.federation
+        asked = federation.asked(federation.state.round + 1)
+        enough = len(asked) if self._everyone else federation.setup.settings.quorum
+        self.roster.gather(self._grid, enough=enough, wait=self._wait, wanted=asked)
         self._everyone = False
 
     def collect(self, tasks: Mapping[int, Task], deliver: Callable[[int, bytes], Receipt]) -> CollectedReplies:
@@ -162,8 +165,15 @@ class ProbeLogitDistillation(Strategy):
         number = self.federation.state.round + 1
         messages = self.configure_train(number, ArrayRecord(), ConfigRecord(), self._grid)
         self.aggregate_train(number, exchange(self._grid, messages, self._timeout, self._max_reply_bytes()))
-        heldout = None if self.federation.pending is None else self._heldout()
+        heldout = None if self._evaluated is None else self._heldout()
         return CollectedReplies(list(self._absent.values()), heldout)
+
+    @property
+    def _evaluated(self) -> int | None:
+        """Return the round whose student is evaluated with the tasks of the next one; 0 is the base model."""
+        if self.federation.pending is not None:
+            return self.federation.pending.round
+        return 0 if self.federation.state.round == 0 else None
 
     def evaluate(self, student: Arrays, *, wait: bool) -> Heldout | None:
         """Ask for the losses of the last student; those of others come with the next round's replies."""
@@ -192,7 +202,7 @@ class ProbeLogitDistillation(Strategy):
         self._shared_arrays = SharedArrays()
         self._again = []
         self._lost = []
-        return self._trained({index: self._tasks[index] for index in sorted(self.roster.ids)})
+        return self._trained({index: self._tasks[index] for index in sorted(self.roster.ids) if index in self._tasks})
 
     def _trained(self, tasks: Mapping[int, Task]) -> Iterator[Message]:
         """Return the messages with tasks, by the nodes' numbers, each made when it is asked for."""
@@ -204,8 +214,8 @@ class ProbeLogitDistillation(Strategy):
         """Return the message with a node's task, which asks for the loss of the student that comes with it."""
         content = pack_task(task, arrays=task.broadcast != "weights", shared=self._shared_arrays)
         request = {"kind": "train", "round": task.plan.round, "task": digest(task.to_bytes())}
-        if self.federation.pending is not None:
-            request["evaluate"] = self.federation.pending.round
+        if self._evaluated is not None:
+            request["evaluate"] = self._evaluated
         return self._message(index, MessageType.TRAIN, content, request, task.broadcast)
 
     def _max_reply_bytes(self) -> Iterator[int]:
@@ -216,7 +226,7 @@ class ProbeLogitDistillation(Strategy):
         """Take the frames; ask again who needs blocks of the prior, and who was lost and came back."""
         names = self.federation.names
         asked = set(self._asked)
-        self._absent = {i: self._missing(names[i]) for i in range(len(names)) if i not in asked}
+        self._absent = {index: self._missing(names[index]) for index in self._tasks if index not in asked}
         begun = time.monotonic()
         self._collect(replies)
         for _ in range(_MAX_REPEATS):
@@ -243,7 +253,7 @@ class ProbeLogitDistillation(Strategy):
                 continue
             self._absent[index] = failure
             self._forget(index)
-            log.warning("%s", failure)
+            log.info("%s", failure)  # if it does not come back in this round, its end is a warning
             if failure.state == "lost":
                 self._lost.append(index)
         for index in waiting:
@@ -283,8 +293,8 @@ class ProbeLogitDistillation(Strategy):
             self.federation.count(index, uplink_by_kind(reply.content), up=True)
             if receipt.verdict == "asked":
                 self._again.append(index)
-            elif self.federation.pending is not None:
-                self._take_loss(index, reply, self.federation.pending.round)
+            elif self._evaluated is not None:
+                self._take_loss(index, reply, self._evaluated)
         except StorageError:
             raise  # this end's own trouble
         except FpldError as error:
@@ -345,7 +355,9 @@ class ProbeLogitDistillation(Strategy):
         done = self.federation.state.round
         after = f", of which {done} are done" if done else ""
         names = shortened_list(settings.names)
-        log.info("%d rounds%s; %d nodes: %s", settings.rounds, after, len(settings.names), names)
+        position = Position(done, settings.rounds, "waiting for nodes")
+        extra = {"position": position}
+        log.info("%d rounds%s; %d nodes: %s", settings.rounds, after, len(settings.names), names, extra=extra)
 
     def _forget(self, index: int) -> None:
         """Take nothing for granted about a node that failed: it is asked who it is, and gets all that it needs."""

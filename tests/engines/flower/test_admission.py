@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fpld.engines.flower.credentials import PublicKeys, make_certificates
 from fpld.engines.flower.launch.aggregator import AggregatorProcesses
 from fpld.engines.flower.launch.processes import ChildProcess, LaunchError, check_port, free_port, wait_ready
-from fpld.engines.flower.launch.runner import APP_FILES, ControlClient, UnreachableError
+from fpld.engines.flower.launch.runner import APP_FILES
+from fpld.engines.flower.patches.runner import ControlClient, UnreachableError
 from fpld.engines.flower.site.config import Invitation, init_node
 from fpld.errors import InputError
 from tests.engines.flower.conftest import NAMES, Deployment

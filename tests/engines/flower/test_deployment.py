@@ -72,3 +72,34 @@ def test_a_stop_is_clean(machines: Callable[..., Machines]) -> None:
     assert some.end("aggregator") == 128 + signal.SIGTERM
     assert some.said("aggregator").endswith("stopped; --resume goes on from the last closed round\n")
     some.wait_for(lambda: not some.processes(), 20)
+
+
+@pytest.mark.long
+def test_stock_flower_gives_the_same_after_a_kill(machines: Callable[..., Machines]) -> None:
+    """With `patches = "none"` at both ends: Flower's own programs, no name replaced, TLS and keys as ever.
+
+    The aggregator is killed with all that it has started in the second round, and resumed. Trace and student are those
+    of the undisturbed run, bit for bit: so are those of the patched deployment (`test_kills`).
+    """
+    some = machines(
+        ("[engine]", '[engine]\npatches = "none"'),
+        ("rounds = 3", "rounds = 3\ndeadline = 300.0"),
+        ("[local]\nsteps = 25", "[local]\nsteps = 250"),
+    )
+    for file in some.deployment.node_files:
+        file.write_text(f'patches = "none"\n{file.read_text()}')
+    some.undisturbed()
+    some.start_all()
+    some.wait_for(lambda: "round 2: local training" in some.said("aggregator"), 300)
+    assert some.processes(holding="FPLD_PINNED") == []
+    assert some.processes(holding="fpld.engines.flower.patches") == []
+    assert len(some.processes(holding="flower-superlink")) >= 1
+    some.kill("aggregator")
+    some.wait_for(lambda: not some.processes(holding=str(some.folder / "flower/flower")), 60)
+    some.aggregator("--resume")
+    assert some.running["aggregator"].wait(300) == 0, some.said("aggregator")
+    assert some.same()
+    assert "the code of each run is executed at this site" in some.said("north")
+    some.running.pop("aggregator")
+    assert [some.end(name) for name in NAMES] == [0, 0, 0]
+    some.clean_up()

@@ -13,9 +13,10 @@ from fpld.cli import main
 from fpld.codecs.text import decode_tokens
 from fpld.config import PrivacySection
 from fpld.data import ProbeSet
+from fpld.data.token_stream import open_text
 from fpld.engines.flower.messages import FRAME, read_field
 from fpld.engines.flower.simulation import simulated_terms
-from fpld.engines.flower.site.config import NodeFile, Terms
+from fpld.engines.flower.site.config import NodeFile, Terms, open_site
 from fpld.engines.flower.site.disclosure import WrittenCounts, check_may_send, with_site_check
 from fpld.engines.flower.site.errors import public_reason
 from fpld.errors import DisclosureError, InputError
@@ -24,8 +25,8 @@ from fpld.node.writing import PrivateRuns, write_checked, write_reply
 from fpld.protocol import Task
 from fpld.protocol.wire import OVERHEAD_BYTES, payload_of
 from fpld.protocol.written import HEADER, beginnings
-from fpld.storage.arrays import read_arrays
-from fpld.students import NGram, NGramConfig
+from fpld.students import NGram, NGramConfig, devices
+from fpld.students.configs import Compute
 from fpld.types import Plan
 from tests.engines.flower.conftest import WRITTEN, Deployment
 from tests.helpers import make_plan
@@ -192,7 +193,7 @@ def _no_private_run(deployment: Deployment, frames: dict[tuple[str, int], bytes]
     """Decode what left the strict site, and look for runs of three of its tokens that are not public."""
     home = deployment.node_files[0].parent
     (folder,) = (home / "runs").iterdir()
-    private = read_arrays(folder / "text.safetensors")[0]["tokens"]
+    private = np.asarray(open_text(folder / "text.safetensors").tokens)
     sequences = ProbeSet.load(deployment.folder / "flower/probe.json").sequences
     runs = PrivateRuns(private, sequences, 3)
     key = json.loads((deployment.folder / "flower/session.json").read_text())["key"]
@@ -219,4 +220,40 @@ def test_a_new_site_sends_labels_alone_and_check_says_so(
     assert "may_send" in said
     file.write_text(file.read_text().replace('may_send = ["labels"]', 'may_send = ["label"]'))
     with pytest.raises(InputError, match="may_send"):
+        NodeFile.read(file)
+
+
+def test_a_site_decides_how_much_of_its_text_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The smaller of the site's limit and the run's counts; what is left out is said at the site."""
+    deployment = Deployment(
+        tmp_path, [("rounds = 3", "rounds = 1"), ("heldout = 0.25", "heldout = 0.25\nlimit = 5000")]
+    )
+    for file, line in zip(deployment.node_files, ("limit = 3000\n", "limit = 9000\n", ""), strict=True):
+        file.write_text(line + file.read_text())
+    deployment.serve(deployment.grid())
+    keys = ("limit in node.toml", "data.limit", "data.limit")
+    for file, most, key in zip(deployment.node_files, (3000, 5000, 5000), keys, strict=True):
+        (text,) = file.parent.glob("runs/*/text.safetensors")
+        assert 0.5 * most < len(open_text(text).tokens) < most
+        logged = (file.parent / "log.txt").read_text()
+        assert f"kB used ({key})" in logged
+        assert "is held out" in logged
+    assert main(["check", str(deployment.node_files[0])]) == 0
+    assert "kB used (limit in node.toml)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_site_says_what_it_computes_with(
+    deployment: Deployment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = deployment.node_files[0]
+    assert open_site(file).terms.compute == Compute("auto", threads=1)
+    monkeypatch.setattr(devices, "available_devices", lambda: ["cpu"])
+    assert main(["check", str(file)]) == 0
+    assert "models are computed on cpu, with 1 threads" in " ".join(capsys.readouterr().out.split())
+    text = file.read_text()
+    file.write_text(f'device = "cuda"\nthreads = 3\n{text}')
+    assert open_site(file).terms.compute == Compute("cuda", threads=3)
+    assert main(["check", str(file)]) == 2
+    file.write_text(f'device = "tpu"\n{text}')
+    with pytest.raises(InputError, match="device"):
         NodeFile.read(file)

@@ -21,6 +21,7 @@ from fpld.engines.flower import log
 from fpld.engines.flower.credentials import clock_difference, expiry_warnings, make_certificates
 from fpld.engines.flower.launch import aggregator
 from fpld.engines.flower.launch.aggregator import AggregatorProcesses
+from fpld.engines.flower.launch.connection import ConnectionWatch, SiteState
 from fpld.engines.flower.launch.processes import ChildProcess, LaunchError
 from fpld.engines.flower.log import FolderLogHandler, append_log, follow_log
 from fpld.engines.flower.site.lock import site_lock
@@ -53,14 +54,17 @@ def test_node_status_says_how_a_site_stands(deployment: Deployment, capsys: pyte
     append_log(folder, "round 3: training, at most 10 bytes to send")
     append_log(folder, "train failed: OSError: no such file")
     with site_lock(folder, "north"):
-        assert rows(capsys, "node", "status", file)[0]["state"] == "running"
-        (folder / "flower").mkdir()
+        assert rows(capsys, "node", "status", file)[0]["state"] == "connecting"
+        ConnectionWatch(folder, "localhost:1", None).set(SiteState("connected", "first"))
         (folder / "flower/contact").touch()
-        (row,) = rows(capsys, "node", "status", file)
-        assert (row["state"], row["round"], row["trouble"]) == ("connected", 3, "train failed: OSError: no such file")
+        (row,) = rows(capsys, "node", "status", file, "--health")
+        assert (row["state"], row["reason"], row["round"]) == ("connected", "first", 3)
+        assert row["trouble"] == "train failed: OSError: no such file"
         assert row["last_contact"] < 60
+    assert main(["node", "status", str(file), "--health"]) == 1  # it has stopped
+    capsys.readouterr()
     assert main(["node", "stats", str(file)]) == 2
-    assert "node takes one file, or status and a file" in capsys.readouterr().err
+    assert "node takes a file, or status or clear before it" in capsys.readouterr().err
 
 
 def test_aggregator_status_and_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +84,10 @@ def test_aggregator_status_and_metrics(tmp_path: Path, capsys: pytest.CaptureFix
     assert 'fpld_run_state{run="a\\"run",state="running"} 1\n' in text
     assert 'fpld_run_up_bytes_total{run="a\\"run"} 100\n' in text
     assert all(re.fullmatch(r"(# (HELP|TYPE) \w+ .+)|(\w+\{.*\} [-+.e\d]+)", each) for each in text.splitlines())
+    assert main(["aggregator", "status", str(run.path), "--health"]) == 0
+    run.write_json("status.json", {"state": "failed", "error": "no space", "time": time.time()})
+    assert main(["aggregator", "status", str(run.path), "--health"]) == 1
+    capsys.readouterr()
     assert main(["aggregator", "status", str(tmp_path / "none")]) == 2
     assert "holds no run" in capsys.readouterr().err
 

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import tracemalloc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fpld import students
+from fpld.codecs.prior import DIGEST_BYTES
 from fpld.data import ByteTokenizer, ProbeSet
+from fpld.engines.flower.client import client_app
 from fpld.engines.flower.credentials import PublicKeys, SignedMessage, run_secret, sign_message
-from fpld.engines.flower.messages import TASK, pack_task, read_field, record_arrays, unpack_task
+from fpld.engines.flower.messages import (
+    SIGNED_MESSAGE,
+    TASK,
+    add_field,
+    pack_fields,
+    pack_task,
+    read_field,
+    record_arrays,
+    unpack_task,
+)
 from fpld.engines.flower.server import publish, serve
 from fpld.engines.flower.site import handlers
-from fpld.engines.flower.site.config import open_site
-from fpld.errors import InputError, ProtocolError
+from fpld.engines.flower.site.config import check_models, open_site
+from fpld.engines.flower.site.errors import SiteError
+from fpld.errors import BudgetError, InputError, ProtocolError
 from fpld.federation.prepare import prepare_public
 from fpld.node.spec import NodeSpec
 from fpld.protocol import Task
 from fpld.protocol.messages import digest
 from fpld.protocol.weights import weights_digest
-from fpld.storage.run_folder import RunFolder
-from fpld.types import Plan
+from fpld.storage.arrays import dump_arrays
+from fpld.storage.run_folder import LOG, RunFolder
+from fpld.types import Arrays, Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +119,67 @@ def test_orders_that_are_not_of_this_aggregator_or_not_whole(deployment: Deploym
     with pytest.raises(ProtocolError, match="a file was sent whose content is not"):
         handlers.handle_train(home, sign_message(key, body), task, bad)
     assert not (home.folder / "runs").exists()
+
+
+def test_only_models_that_the_site_allows_are_read_from_its_disk(deployment: Deployment, tmp_path: Path) -> None:
+    """The base file names a folder of the site's disk: one that its node file does not have is not opened."""
+    settings = {"path": str(tmp_path / "models/one"), "parameters": 1, "vocab": 256}
+    metadata = {"kind": "huggingface", "version": "1", "config": json.dumps(settings)}
+    made = dump_arrays({"a": np.zeros(1, np.float32)}, metadata)
+    body, task, files, key = order(deployment)
+    files = renamed(files, body, "base", made)
+    node_file = deployment.node_files[0]
+    text = node_file.read_text()
+    for allowed in ("", f'models = ["{tmp_path}/models"]', f'models = ["{tmp_path}/models/one/two"]'):
+        node_file.write_text(f"{text}\n{allowed}\n")
+        with pytest.raises(BudgetError, match=r"this node's file allows no such folder \(models\)"):
+            handlers.handle_train(open_site(node_file), sign_message(key, body), task, needed(body, files))
+    relative = os.path.relpath(tmp_path / "models/one", node_file.parent)
+    for allowed in (f'models = ["{tmp_path}/models/two", "{tmp_path}/models/one"]', f'models = ["{relative}"]'):
+        node_file.write_text(f"{text}\n{allowed}\n")
+        check_models(open_site(node_file), [open_site(node_file).folder / "files" / body["part"]["files"]["base"]])
+
+
+def claimed(bits: float = 1.0) -> dict[str, bytes]:
+    """Return tasks of some hundred bytes that claim 2^32 - 1 contexts: with notes on the prior, a block, neither."""
+    plan = Plan(
+        run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=2**32 - 1, vocab=2**24, bits=1.0,
+    )  # fmt: skip
+    metadata = Task(plan, "samples").metadata()
+    metadata["task"] = metadata["task"].replace('"bits": 1.0', f'"bits": {bits}')
+    notes: Arrays = {
+        "notes.counts": np.zeros(1, np.int32),
+        "notes.entries": np.zeros(0, np.uint16),
+        "notes.digests": np.zeros((1, DIGEST_BYTES), np.uint8),
+    }
+    arrays: dict[str, Arrays] = {"notes": notes, "a block": {"sent.0": np.zeros((1, 2), np.int16)}, "nothing": {}}
+    return {name: dump_arrays(more, metadata) for name, more in arrays.items()}
+
+
+def test_a_task_that_claims_huge_sizes_moves_no_memory() -> None:
+    tracemalloc.start()
+    for name in ("notes", "a block"):
+        with pytest.raises(InputError, match=r"4294967295 blocks|1 contexts of 16777216 tokens"):
+            Task.from_bytes(claimed()[name])
+    for task in claimed(10**400).values():
+        with pytest.raises(InputError, match="bits must be a number, got an integer of 1329 bits"):
+            Task.from_bytes(task)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+def test_no_task_is_parsed_before_the_tag_is_checked(deployment: Deployment) -> None:
+    """With a wrong tag, bytes that are no task at all are not looked at: the refusal is the tag's."""
+    body, _task, _files, key = order(deployment)
+    home = deployment.node_files[0]
+    context = Context(1, 1, {"node": str(home)}, RecordDict(), {})
+    log = home.parent / LOG
+    for secret, reason in ((bytes(32), "made with another key"), (key, "task: must be a whole")):
+        content = pack_fields(task=(b"no task", TASK))
+        add_field(content, "letter", sign_message(secret, body), SIGNED_MESSAGE)
+        with pytest.raises(SiteError):
+            client_app()(Message(content, 1, "train"), context)
+        assert reason in log.read_text().splitlines()[-1]
 
 
 def test_payloads_of_other_types_are_refused(deployment: Deployment) -> None:

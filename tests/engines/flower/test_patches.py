@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from flwr.supernode import start_client_internal
 
 import fpld.engines.flower
-from fpld.engines.flower.patches import INTERNALS, PATCHES, Patch
+from fpld.config.sections import PatchName
+from fpld.engines.flower import patches
+from fpld.engines.flower.patches import (
+    CHOICE_VARIABLE,
+    INTERNALS,
+    PATCHES,
+    Patch,
+    bootstrap,
+    encode_choice,
+    has_name,
+    is_on,
+)
+from fpld.errors import ProtocolError
+from tests.test_package import ROOT
 
 PACKAGE = Path(fpld.engines.flower.__file__).parent
 SOURCES = {file.relative_to(PACKAGE).with_suffix(""): file.read_text() for file in sorted(PACKAGE.rglob("*.py"))}
@@ -20,10 +35,10 @@ PUBLIC = "flwr.app", "flwr.clientapp", "flwr.clientapp.typing", "flwr.serverapp"
 PUBLIC_EXTRAS = "flwr.simulation", "flwr.simulation.run_simulation"
 
 
-def imported() -> set[str]:
-    """Return the modules of Flower's that the package imports, whatever the way."""
-    modules = set()
-    for tree in TREES.values():
+def imported(trees: dict[str, ast.Module]) -> set[str]:
+    """Return the modules of Flower's that some modules import, whatever the way."""
+    modules: set[str] = set()
+    for tree in trees.values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flwr"):
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -31,7 +46,8 @@ def imported() -> set[str]:
             elif isinstance(node, ast.Import):
                 modules |= {alias.name for alias in node.names if alias.name.startswith("flwr")}
             elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-                modules |= {ast.literal_eval(each) for each in node.args if isinstance(each, ast.Constant)}
+                names = [str(ast.literal_eval(each)) for each in node.args if isinstance(each, ast.Constant)]
+                modules |= {name for name in names if name.startswith("flwr")}
     return modules
 
 
@@ -58,31 +74,109 @@ def foreign_attributes(tree: ast.Module) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: f"{patch.used_in}:{patch.name}")
-def test_a_patched_name_is_flowers_and_is_used(patch: Patch) -> None:
-    module = import_module(patch.module)
-    owner: object = module
-    *path, last = patch.name.split(".")
-    for name in path:
-        owner = getattr(owner, name)
-    assert hasattr(owner, last) or f'"{last}"' in inspect.getsource(module) or f".{last} =" in inspect.getsource(module)
-    assert last in SOURCES[Path(*patch.used_in.split("."))]
-    assert patch.reason
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: str(patch.name))
+def test_a_patch_names_what_flower_has_and_what_its_modules_use(patch: Patch) -> None:
+    used = "".join(SOURCES[Path(*module.split("."))] for module in patch.used_in)
+    for dotted in patch.names:
+        assert has_name(dotted), dotted
+        assert dotted.rpartition(".")[2].rpartition(":")[2] in used, dotted
+    assert (ROOT / patch.test).exists()
+    assert min(map(len, (patch.why, patch.without, patch.versions))) > 0
+    assert f"| `{patch.name}` | {patch.why} | {patch.without} |" in (ROOT / "docs/flower.md").read_text()
+
+
+def test_the_names_of_patches_are_those_of_the_configuration() -> None:
+    assert tuple(patch.name for patch in PATCHES) == get_args(PatchName)
+
+
+@pytest.mark.parametrize(
+    ("dotted", "expected"),
+    [
+        ("flwr.supernode.start_client_internal:time", True),
+        ("flwr.supercore.protobuf.client:ProtobufClient._client", True),  # set when it is made
+        ("flwr.app.metadata:Metadata._message_id", True),  # in a dictionary of attributes
+        ("flwr.supercore.protobuf.client:ProtobufClient._gone", False),
+        ("flwr.supercore.protobuf.client:Gone.name", False),
+        ("flwr.gone:name", False),
+    ],
+)
+def test_a_name_of_flowers_is_found(dotted: str, expected: bool) -> None:
+    assert has_name(dotted) == expected
+
+
+def test_a_patch_that_does_not_fit_is_off_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower without a name that the patch replaces, as another version may be."""
+    patches._fits.cache_clear()
+    monkeypatch.delenv(CHOICE_VARIABLE, raising=False)
+    monkeypatch.delattr(start_client_internal, "_push_messages")
+    try:
+        assert not is_on("polling")
+        assert not is_on("polling")  # said once
+        assert is_on("connection")
+        (record,) = caplog.records
+        assert "patch polling is off" in record.getMessage()
+        assert "start_client_internal._push_messages" in record.getMessage()
+    finally:
+        patches._fits.cache_clear()
+
+
+def test_only_chosen_patches_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    for choice, expected in (
+        ("auto", (True, True)),
+        ("none", (False, False)),
+        (["retry"], (True, False)),
+        ([], (False, False)),
+    ):
+        monkeypatch.setenv(CHOICE_VARIABLE, encode_choice(choice)[CHOICE_VARIABLE])
+        assert (is_on("retry"), is_on("polling")) == expected
+
+
+def test_a_site_without_its_own_app_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one patch that protects a site is not left out because Flower has changed: node.toml must say so."""
+    from flwr.clientapp import utils
+
+    patches._fits.cache_clear()
+    monkeypatch.setenv(CHOICE_VARIABLE, "auto")
+    monkeypatch.delattr(utils, "get_load_client_app_fn")
+    try:
+        with pytest.raises(ProtocolError, match="would execute the code of each run"):
+            bootstrap.install()
+        monkeypatch.setenv(CHOICE_VARIABLE, "retry")
+        bootstrap.install()
+    finally:
+        patches._fits.cache_clear()
 
 
 def test_every_name_that_is_replaced_or_private_is_in_the_table() -> None:
-    listed = {(patch.used_in, patch.name.split(".")[-1]) for patch in PATCHES}
+    listed = {
+        (module, part)
+        for patch in PATCHES
+        for module in patch.used_in
+        for dotted in patch.names
+        for part in dotted.partition(":")[2].split(".")
+    }
     for module, tree in TREES.items():
-        if module.split(".")[0] in ("patches", "launch"):
-            missing = {name for name in foreign_attributes(tree) if (module, name) not in listed}
-            assert missing - {"event_hooks", "due", "stored"} == set(), module
+        missing = {name for name in foreign_attributes(tree) if (module, name) not in listed}
+        assert missing - {"event_hooks", "due", "stored", "_replace", "_asdict"} == set(), module
 
 
 def test_every_internal_module_of_flowers_is_in_the_table() -> None:
-    modules = {name for name in imported() if name not in (*PUBLIC, *PUBLIC_EXTRAS)}
+    modules = {name for name in imported(TREES) if name not in (*PUBLIC, *PUBLIC_EXTRAS)}
     prefixes = {name: [key for key in INTERNALS if name == key or name.startswith(f"{key}.")] for name in modules}
     assert [name for name, keys in prefixes.items() if not keys] == []
     assert {key for keys in prefixes.values() for key in keys} == set(INTERNALS)
+
+
+def test_outside_of_the_patches_only_public_names_of_flowers_are_used() -> None:
+    """In the whole package, and as text too: a module's name in a string is a way to import it."""
+    for file in sorted((ROOT / "fpld").rglob("*.py")):
+        if PACKAGE / "patches" in file.parents:
+            continue
+        source = file.read_text("utf-8")
+        assert imported({file.name: ast.parse(source)}) <= {*PUBLIC, *PUBLIC_EXTRAS}, file
+        assert not re.findall(r"flwr\.(?:supercore|superlink|supernode|server|client|common|proto|cli)\b", source), file
 
 
 def test_flowers_loop_sleeps_in_two_stages() -> None:

@@ -16,7 +16,6 @@ from fpld.engines.flower.patches.polling import (
     read_fleet_size,
     write_fleet_size,
 )
-from fpld.errors import ProtocolError
 from tests.engines.flower.conftest import Deployment
 
 if TYPE_CHECKING:
@@ -134,5 +133,3 @@ def test_a_reply_that_was_left_behind_is_sent_without_a_message() -> None:
         leftovers.send()
         assert len(sent) == expected
     assert sent == ["of the old run", "of the new run"]
-    with pytest.raises(ProtocolError, match="sends replies in another way"):
-        PendingReplies(SimpleNamespace())

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fpld.cli import main
-from fpld.engines.flower.site.config import Terms
-from fpld.engines.flower.site.ledger import Ledger, Query, check_epsilon, spent_epsilon
+from fpld.engines.flower.credentials import sign_message
+from fpld.engines.flower.site import handlers
+from fpld.engines.flower.site.config import Terms, open_site
+from fpld.engines.flower.site.ledger import RESERVED, Ledger, Query, check_epsilon, spent_epsilon
 from fpld.errors import BudgetError, InputError
 from fpld.privacy import DpSteps, epsilon
 from fpld.protocol import Task
+from fpld.protocol.messages import digest
 from tests.audit.test_audit import SMALL
 from tests.engines.flower.conftest import Deployment
+from tests.engines.flower.test_orders import needed, order
 from tests.helpers import make_plan
 
 if TYPE_CHECKING:
@@ -69,6 +74,25 @@ def test_a_run_that_would_spend_too_much_is_refused_at_its_first_round(tmp_path:
         check_epsilon(other.entries, TERMS, question(1, session="cd" * 32), 1)
 
 
+def test_private_training_that_ends_in_an_error_is_in_the_ledger(tmp_path: Path) -> None:
+    """A codec that no one knows is missed only after training: what was spent by then stays spent."""
+    ngram = 'kind = "ngram"\norder = 2\nbuckets = 256\nbatch = 128'
+    section = "\n[privacy]\nepsilon = 4.0\nbatch = 2\n\n[flower]"
+    deployment = Deployment(tmp_path, [(ngram, SMALL), ("steps = 25", "steps = 2"), ("\n[flower]", section)])
+    site = open_site(deployment.node_files[0])
+    body, task, files, key = order(deployment)
+    task = replace(task, codec="nonesuch")
+    body["task"] = digest(task.to_bytes())
+    for failures in (1, 2):
+        with pytest.raises(InputError, match="nonesuch"):
+            handlers.handle_train(site, sign_message(key, body), task, needed(body, files))
+        entries = Ledger(site.folder).entries
+        assert [entry["kind"] for entry in entries] == ["training"] * failures
+        spent = [DpSteps(*entry["spent"]) for entry in entries]
+        assert spent_epsilon(entries, site.terms) == pytest.approx(epsilon(spent, site.terms.delta)) != 0.0
+    assert not list((site.folder / RESERVED).iterdir())
+
+
 @pytest.mark.slow
 def test_sites_train_privately_tell_no_losses_and_keep_their_own_limits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -86,8 +110,11 @@ def test_sites_train_privately_tell_no_losses_and_keep_their_own_limits(
     assert "(most_epsilon)" in (strict.parent / "log.txt").read_text()
     free = deployment.node_files[0].parent
     entries = [json.loads(line) for line in (free / "ledger.jsonl").read_text().splitlines()]
-    assert [(entry["kind"], entry["unit"]) for entry in entries] == [("frame", "document")] * 2
-    spent = [DpSteps(*entry["spent"]) for entry in entries]
+    assert [(entry["kind"], entry["unit"]) for entry in entries] == [
+        ("training", "document"),
+        ("frame", "document"),
+    ] * 2
+    spent = [DpSteps(*entry["spent"]) for entry in entries if entry["kind"] == "training"]
     assert {each.steps for each in spent} == {4}
     assert epsilon(spent, 1e-5) <= 4.0
     assert f"epsilon {epsilon(spent, 1e-5):.3g}" in (free / "log.txt").read_text()

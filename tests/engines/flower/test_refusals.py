@@ -32,6 +32,7 @@ from fpld.registry import codecs
 from fpld.storage.run_folder import RunFolder
 from fpld.types import Plan
 from tests.engines.flower.conftest import Deployment, InProcessGrid
+from tests.engines.flower.test_operations import rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -217,16 +218,21 @@ def test_a_name_that_is_not_of_the_federation_and_an_old_answer(two_of_three: De
 
 
 @pytest.mark.parametrize("what", ["probe", "tokenizer"])
-def test_a_site_that_insists_on_another_probe_set_or_tokenizer(what: str, two_of_three: Deployment) -> None:
+def test_a_site_that_insists_on_another_probe_set_or_tokenizer(
+    what: str, two_of_three: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = two_of_three.node_files[0]
     file.write_text(file.read_text() + f'\n{what} = "{"ab" * 32}"\n')
     two_of_three.serve(two_of_three.grid())
     ((node, state, reason),) = absent(two_of_three)[0]
     assert (node, state) == ("north", "failed")
-    assert reason == "message: the message is not one that this site can act on"
-    said = (file.parent / "log.txt").read_text()
-    assert f"the run's {'probe set' if what == 'probe' else what} is " in said
-    assert "ab" * 32 in said
+    (row,) = rows(capsys, "aggregator", "status", two_of_three.folder / "flower")
+    name = {"probe": "probe set", "tokenizer": "tokenizer"}[what]
+    digests = f"{name}: the run's is {row[what]}, node.toml insists on {'ab' * 32}"
+    assert reason.startswith(digests)
+    assert "`fpld check node.toml` show them" in reason
+    assert digests in (file.parent / "log.txt").read_text()
+    assert {"key": what, "state": "known", "says": f"only {'ab' * 32}"} in rows(capsys, "check", file)
 
 
 def test_a_node_that_does_not_answer_and_one_that_crashes(two_of_three: Deployment) -> None:

@@ -29,18 +29,20 @@ from fpld.engines.flower.credentials import (
 )
 from fpld.engines.flower.launch.processes import ChildProcess, LaunchError, check_port, wait_ready
 from fpld.engines.flower.log import follow_log, relay_log
+from fpld.engines.flower.patches import RUN_VARIABLE, encode_choice, is_chosen
 from fpld.errors import FpldError, InputError, ResourceError, StorageError
 from fpld.storage.run_folder import MAIN, RESULT, STATUS, TRACE, RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fpld.config import Config, FlowerSection
+    from fpld.config import Config, FlowerSection, Patches
 
 log = logging.getLogger(__name__)
 
 DATABASE = "state.db"
 MIN_DISK_BYTES = 4_000_000  # a run is stopped when less is left
+KILLED_CODE = 75  # exit code of a run's process that saw the run end without a word
 _SECRET = "superexec.secret"  # noqa: S105 - a file's name
 _MAX_EARLY_STOPS = 10  # of a program, one after the other
 _STABLE_SECONDS = 30.0  # a program that ran for so long has not stopped early
@@ -62,9 +64,10 @@ class RunnerJob:
 class AggregatorProcesses:
     """The SuperLink and the process of a run."""
 
-    def __init__(self, flower: FlowerSection, folder: Path, *, insecure: bool) -> None:
+    def __init__(self, flower: FlowerSection, folder: Path, *, insecure: bool, patches: Patches = "auto") -> None:
         self._folder = folder
         self._flower = flower
+        self._patches = patches
         self._certs = Path(flower.certs).resolve()
         host, port = flower.address.rsplit(":", 1)
         self.address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - as this machine reaches it
@@ -105,7 +108,7 @@ class AggregatorProcesses:
     def clear_runner(self, code: int) -> None:
         """Clear away a run's process that was killed; raise `LaunchError` for one that ended by itself."""
         assert self.runner is not None  # noqa: S101 - it has ended
-        if code >= 0:
+        if code >= 0 and code != KILLED_CODE:
             raise LaunchError(f"the run's process ended: {self.runner.exit_reason()}; go on with --resume")
         log.warning("the run's process stopped (%s): starting it again", self.runner.exit_reason())
         self.runner.stop()
@@ -127,12 +130,14 @@ class AggregatorProcesses:
     def _child(self, name: str, command: list[str]) -> ChildProcess:
         """Start a program that is killed with this process, so that its port and locks are free at once."""
         log_file = self._folder / f"{name.removeprefix('flower-')}.log"
-        return ChildProcess(command, log_file, self._folder, name=name, orphaned=signal.SIGKILL)
+        more = {**encode_choice(self._patches), RUN_VARIABLE: str(self._folder.parent)}
+        return ChildProcess(command, log_file, self._folder, more, name=name, orphaned=signal.SIGKILL)
 
     def _superlink_command(self) -> list[str]:
         host, port = self._flower.address.rsplit(":", 1)
-        command = [sys.executable, "-m", "fpld.engines.flower.patches.superlink", "--isolation", "process"]
-        command += ["--host", host, "--port", port]
+        patched = is_chosen("long_poll", self._patches)
+        program = [sys.executable, "-m", "fpld.engines.flower.patches.superlink"] if patched else ["flower-superlink"]
+        command = [*program, "--isolation", "process", "--host", host, "--port", port]
         command += ["--database", str(self._folder / DATABASE), "--disable-runtime-dependency-installation"]
         command += ["--superexec-auth-secret-file", str(self._folder / _SECRET)]
         if self.ca is None:
@@ -167,10 +172,11 @@ def run_aggregator(options: AggregatorOptions) -> list[dict[str, Any]]:
     flower = _check(options)
     folder = RunFolder(options.out / "flower")
     with folder.lock():
-        processes = AggregatorProcesses(flower, folder.path, insecure=options.insecure)
+        patches = options.config.engine.patches
+        processes = AggregatorProcesses(flower, folder.path, insecure=options.insecure, patches=patches)
         lines = follow_log(options.out)
         next(lines)
-        log.info("starting the SuperLink at %s", flower.address)
+        log.info("starting the SuperLink at %s", flower.address, extra={"done": 0, "total": options.config.run.rounds})
         try:
             processes.start_superlink()
             _start_run(options, processes)

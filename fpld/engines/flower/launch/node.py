@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
 from fpld.engines.flower.credentials import AUTH_KEY, expiry_warnings
+from fpld.engines.flower.launch.connection import (
+    NOT_ADMITTED,
+    SIGNED_ON,
+    ConnectionWatch,
+    SiteState,
+    read_state,
+    try_connection,
+)
 from fpld.engines.flower.launch.processes import ChildProcess, free_port
 from fpld.engines.flower.log import OWN_MODEL_PREFIX, follow_log, last_texts, relay_log
+from fpld.engines.flower.patches import is_chosen
 from fpld.engines.flower.patches.bootstrap import supernode_environment
 from fpld.engines.flower.site.config import NodeFile, describe_may_send
 from fpld.engines.flower.site.ledger import Ledger
@@ -27,12 +36,7 @@ log = logging.getLogger(__name__)
 
 RESTART_SECONDS = 1.0, 10.0  # before a SuperNode that stopped is started again: the first pause, and the longest
 _STABLE_SECONDS = 30.0  # a SuperNode that ran for so long is started again after the first pause
-_CONTACT_SECONDS = 60.0  # a node without contact for longer is not connected
-_REFUSED = "Failed to activate SuperNode"
-_REFUSED_HINT = (
-    "the aggregator has not admitted this node's key yet, or a process elsewhere is connected with the same key (a "
-    "copy of this folder?): then one of the two must go"
-)
+_ADMISSION_SECONDS = 60.0  # in which a SuperNode is let in or turned away
 
 
 def run_node(
@@ -58,37 +62,69 @@ def run_node(
     file = NodeFile.read(path)
     folder = path.resolve().parent
     command = _command(file, path, folder, insecure=insecure)
+    if not is_chosen("installed_app", file.patches):
+        log.warning("%s: patches leave installed_app out: the code of each run is executed at this site", path.name)
     with site_lock(folder, file.name):
         lines = follow_log(folder)
         next(lines)
+        watch = ConnectionWatch(folder, file.address, None if insecure else folder / file.ca)
         child = None
         pause = pauses[0]
         random_ = random.Random()  # noqa: S311 - a spread of moments, no secret
         try:
             while True:
                 started({"node": file.name, "address": file.address, "time": time.strftime("%Y-%m-%d %H:%M:%S %z")})
-                log.info("%s: connecting to %s", file.name, file.address)
                 flower = folder / "flower"
                 begun = time.monotonic()
                 child = ChildProcess(
                     [*command, "--port", str(file.port or free_port())],
                     flower / "supernode.log",
                     flower,
-                    supernode_environment(flower / "pinned"),
+                    supernode_environment(flower / "pinned", file.patches),
                 )
+                watch.start()
                 while child.alive:
-                    relay_log(lines)
+                    watch.look(child, relay_log(lines))
                     time.sleep(0.2)
                 pause = pauses[0] if time.monotonic() - begun > _STABLE_SECONDS else min(2 * pause, pauses[1])
                 wait = pause * random_.uniform(0.5, 1.0)  # nodes that lost one SuperLink do not all return at once
-                reason = child.exit_reason()
-                hint = f": {_REFUSED_HINT}" if _REFUSED in reason else ""
-                log.warning("SuperNode stopped (%s)%s: starting it again in %.1f s", reason, hint, wait)
+                if not watch.ended(child):  # Flower's words on who was turned away are in its own log
+                    log.warning("SuperNode stopped (%s): starting it again in %.1f s", child.exit_reason(), wait)
                 child.stop()  # and the processes that it has started
                 time.sleep(wait)
         finally:
             if child is not None:
                 child.stop()
+            watch.set(SiteState("stopped", "told to stop"))
+
+
+def try_site(path: Path) -> SiteState:
+    """Connect as this site does, and leave again; return the state that came of it.
+
+    A site that runs is not disturbed: its own state is returned. `connected` says that address, certificate, clock and
+    key are right.
+    """
+    file = NodeFile.read(path)
+    folder = path.resolve().parent
+    if is_locked(folder):
+        return read_state(folder)
+    command = _command(file, path, folder, insecure=False)
+    trial = try_connection(file.address, folder / file.ca)
+    if trial.problem is not None:
+        return trial.problem
+    with site_lock(folder, file.name):
+        flower = folder / "flower"
+        environment = supernode_environment(flower / "pinned", file.patches)
+        child = ChildProcess([*command, "--port", str(free_port())], flower / "trial.log", flower, environment)
+        try:
+            end = time.monotonic() + _ADMISSION_SECONDS
+            while child.alive and time.monotonic() < end:
+                if SIGNED_ON in child.output():
+                    return SiteState("connected", f"{file.name} is admitted at {file.address}")
+                time.sleep(0.2)
+        finally:
+            child.stop()
+    return SiteState("not admitted", trial.clock or NOT_ADMITTED)
 
 
 def _command(file: NodeFile, path: Path, folder: Path, *, insecure: bool) -> list[str]:
@@ -110,7 +146,7 @@ def _command(file: NodeFile, path: Path, folder: Path, *, insecure: bool) -> lis
 
 
 def site_status(path: Path) -> dict[str, Any]:
-    """Return a site's row: whether it runs, its last round and contact, what it has sent, and its last failure."""
+    """Return a site's row: how it stands and why, its last round and contact, what it has sent, its last failure."""
     file = NodeFile.read(path)
     folder = path.resolve().parent
     running = is_locked(folder)
@@ -120,15 +156,16 @@ def site_status(path: Path) -> dict[str, Any]:
     entries = Ledger(folder).entries
     rounds = [int(match[1]) for text in texts if (match := re.match(r"round (\d+): ", text))]
     last_contact = round(time.time() - contact.stat().st_mtime, 1) if contact.exists() else None
-    connected = running and last_contact is not None and last_contact < _CONTACT_SECONDS
+    state = read_state(folder) if running else SiteState("stopped", "no process takes part from this folder")
     return {
         "node": file.name,
-        "state": "connected" if connected else "running" if running else "stopped",
+        "state": state.state,
+        "reason": state.reason,
         "process": presence["process"] if running and presence else None,
         "since": presence["since"] if running and presence else None,
         "round": rounds[-1] if rounds else None,
         "last_contact": last_contact,
-        "answers": len(entries),
+        "answers": sum(entry["kind"] != "training" for entry in entries),
         "up_bytes": sum(entry["bytes"] for entry in entries),
         "text_bytes": sum((entry.get("written") or {"text_bytes": 0})["text_bytes"] for entry in entries),
         "may_send": describe_may_send(file),

@@ -108,7 +108,7 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 env={**flower_environment(home), **(more or {})},
                 start_new_session=True,
-                preexec_fn=partial(_die_with_parent, orphaned),
+                preexec_fn=partial(_prepare_child, orphaned),
             )
 
     @property
@@ -126,13 +126,17 @@ class ChildProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def output(self) -> str:
+        """Return what it has written so far, without colours."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start)
+            return re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", "replace"))
+
     def exit_reason(self) -> str:
         """Return why it stopped: a signal, the last error in its log, or else the last lines of it."""
         if (self.process.poll() or 0) < 0:
             return f"ended by {signal.Signals(-self.process.returncode).name}"
-        with self.log.open("rb") as file:
-            file.seek(self._log_start)
-            text = re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode("utf-8", "replace"))
+        text = self.output()
         if (resource := exhausted_resource_in_log(text)) is not None:
             return f"{resource.what}: {resource.remedy}"
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -177,6 +181,12 @@ def check_port(host: str, port: int) -> None:
             ) from None
 
 
-def _die_with_parent(by: signal.Signals) -> None:
+def _prepare_child(by: signal.Signals) -> None:
+    """Have the kernel end this child with its parent, and let it be interrupted.
+
+    Flower's programs end with the process that started them by raising SIGINT in themselves. A shell starts background
+    jobs with SIGINT ignored, which children inherit: a ServerApp would then outlive a killed aggregator.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, by)

@@ -2,70 +2,49 @@
 
     python -m fpld.engines.flower.launch.runner JOB      (a `RunnerJob` in JSON)
 
-It is started together with the SuperLink, and has done its imports when that answers. Nodes are admitted and runs
-started over the SuperLink's Control API (`ControlClient`), without Flower's command line. The ServerApp is that of the
-installed package: nothing of the app that is submitted, for the nodes, is imported here.
+It is started together with the SuperLink. With the patch `runner` it does all of this itself. On stock Flower it calls
+Flower's own programs, as their documentation says: `flwr supernode register`, `flwr run`, and a `flower-superexec`,
+which starts the ServerApp in a process of its own. That one loads the app which was submitted: two lines that import
+the installed package. It finds its job in the environment, so that no path of this machine goes to the nodes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
+import os
+import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
-from queue import Queue
-from typing import TYPE_CHECKING, Any, Self
-
-import httpx
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.cli.build import build_fab_from_files
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-)
-from flwr.proto.fab_pb2 import Fab
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supercore.retry import make_simple_http_retry_invoker
-from flwr.supercore.runtime import RuntimeHttpClient
+from typing import TYPE_CHECKING, Any
 
 from fpld import config as configuration
 from fpld.engines.flower.credentials import PublicKeys, is_revoked, public_key_file
-from fpld.engines.flower.launch.aggregator import RunnerJob
-from fpld.engines.flower.launch.processes import LaunchError
+from fpld.engines.flower.launch.aggregator import KILLED_CODE, RunnerJob
+from fpld.engines.flower.launch.processes import LaunchError, find_program
 from fpld.engines.flower.log import FolderLogHandler
+from fpld.engines.flower.patches import choose, is_on
 from fpld.engines.flower.patches.retry import retry_sooner
-from fpld.engines.flower.server import server_app
-from fpld.engines.flower.site.resources import report_shortage, watch_memory
-from fpld.errors import FpldError, InputError, ProtocolError
+from fpld.engines.flower.server import RUN_VARIABLE, server_app
+from fpld.engines.flower.site.resources import watch_memory
+from fpld.errors import FpldError
 from fpld.federation.telemetry import listen
+from fpld.storage.run_folder import STATUS, RunFolder
 from fpld.validation import shortened_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import TracebackType
-
-    from flwr.serverapp import ServerApp
+    from collections.abc import Mapping
 
     from fpld.config import Config
 
 log = logging.getLogger("fpld.engines.flower.launch.runner")  # as a program the module has another __name__
 
 _APP = """\
-from fpld.engines.flower import client_app, server_app
+from fpld.engines.flower.client import client_app, run_forked
+from fpld.engines.flower.server import server_app
 
-client = client_app()
+client = client_app(runner=run_forked)
 server = server_app()
 """
 _PROJECT = """\
@@ -84,155 +63,160 @@ serverapp = "fpld_app:server"
 clientapp = "fpld_app:client"
 """
 APP_FILES = {"fpld_app.py": _APP.encode(), "pyproject.toml": _PROJECT.encode()}
-_ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
-_FINISHED = "finished"
-_MAX_RUNS = 1000  # the newest, among which are those that a killed aggregator has left
-_POLL_SECONDS = 0.1  # between two attempts to reach the SuperLink, and two requests for the run
 _MAX_RETRY_SECONDS = 0.5  # the SuperLink is on this machine
-
-
-class UnreachableError(LaunchError):
-    """The SuperLink does not answer: it has not started yet, or has stopped."""
-
-
-class ControlClient:
-    """A connection to the Control API of a SuperLink; `ca` is the authority of its certificate, None without TLS."""
-
-    def __init__(self, address: str, ca: Path | None) -> None:
-        self._client = ControlHttpClient.from_server_address(
-            address,
-            ca is None,
-            None if ca is None else ca.read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client.close()
-
-    def admit(self, keys: Mapping[str, str]) -> None:
-        """Register public keys of nodes, by name and in the form of OpenSSH, that the SuperLink does not have yet."""
-        registered = {node.public_key for node in _call(self._client.ListNodes, ListNodesRequest()).nodes_info}
-        for name, text in keys.items():
-            key = _public_key(name, text)
-            if key not in registered:
-                _call(self._client.RegisterNode, RegisterNodeRequest(public_key=key, name=name))
-
-    def stop_runs(self) -> None:
-        """Stop every run that has not finished."""
-        for identity, run_serverapp in _call(self._client.ListRuns, ListRunsRequest(limit=_MAX_RUNS)).run_dict.items():
-            if run_serverapp.status.status != _FINISHED:
-                _call(self._client.StopRun, StopRunRequest(run_id=identity))
-
-    def start_run(self, files: Mapping[str, bytes]) -> int:
-        """Start a run of the app with these files; return the run's id."""
-        content, _ = build_fab_from_files(files)
-        fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
-        started = _call(self._client.StartRun, StartRunRequest(fab=fab))
-        if not started.HasField("run_id"):
-            raise LaunchError(f"the SuperLink did not start the run: {started.note or 'it gives no reason'}")
-        return int(started.run_id)
-
-
-def _public_key(name: str, text: str) -> bytes:
-    """Return a public key in the SuperLink's form."""
-    try:
-        key = load_ssh_public_key(text.encode())
-    except ValueError:
-        key = None
-    if not isinstance(key, EllipticCurvePublicKey):
-        raise InputError(f"{name}.pub must hold the ECDSA key that `fpld init-node` made")
-    return public_key_to_bytes(key)
-
-
-def _call(method: Callable[[Any], Any], request: Any) -> Any:
-    """Call a method of the Control API; raise `LaunchError` if it refuses, `UnreachableError` if it does not answer."""
-    try:
-        return method(request)
-    except httpx.HTTPStatusError as error:
-        refusal = FlowerError.from_json(error.response.text)
-        reason = str(error)
-        if refusal is not None:
-            reason = f"[code: {refusal.code}] {refusal.message} {refusal.public_details or ''}".strip()
-        raise LaunchError(f"the SuperLink refuses {method.__name__}: {reason}") from None
-    except httpx.TransportError as error:
-        raise UnreachableError(f"the SuperLink does not answer {method.__name__}: {error}") from None
+_CONNECTION = "fpld"  # the name of the SuperLink in the configuration of Flower's command line
+_COMMAND_SECONDS = 60.0
+_START_SECONDS = 120.0  # for the SuperLink to answer
+_POLL_SECONDS = 1.0
+_LIST_SECONDS = 15.0  # between two looks at the run's state, each of which is a process
 
 
 def run_job() -> None:
     """Do the run of the job on the command line."""
     job = RunnerJob(**json.loads(sys.argv[1]))
-    retry_sooner(_MAX_RETRY_SECONDS)
     watch_memory(Path(job.out))
     try:
         config, _ = configuration.read_config(job.config, seed=job.seed)
+        choose(config.engine.patches)
         with listen(FolderLogHandler(Path(job.out))):
-            submit_run(job, config)
+            retry_sooner(_MAX_RETRY_SECONDS)
+            patched = is_on("runner")
+            keys = _keys(config)
+            if patched:
+                from fpld.engines.flower.patches.runner import submit_run
+
+                submit_run(job, keys, APP_FILES)
+            else:
+                sys.exit(StockRun(job).do(keys))
     except FpldError as error:
         sys.stderr.write(f"ERROR: {error}\n")
         sys.exit(1)
+    from fpld.engines.flower.patches.runner import run_serverapp
+
     run_serverapp(job, server_app(job.config, out=job.out, seed=job.seed))
 
 
-def submit_run(job: RunnerJob, config: Config) -> None:
-    """Admit the nodes, stop runs that a killed aggregator has left, and start a new one."""
+def _keys(config: Config) -> dict[str, str]:
+    """Return the public key of each node that was not revoked, in the form of OpenSSH."""
     names = [node.name for node in config.nodes if not is_revoked(config, node.name)]
-    keys = {} if job.ca is None else {name: PublicKeys.read(public_key_file(config, name)).auth for name in names}
-    while True:
+    return {name: PublicKeys.read(public_key_file(config, name)).auth for name in names}
+
+
+class StockRun:
+    """A run by Flower's own programs; their folder is that of the job's secret."""
+
+    def __init__(self, job: RunnerJob) -> None:
+        self._job = job
+        self._folder = Path(job.secret).parent
+
+    def do(self, keys: Mapping[str, str]) -> int:
+        """Submit the run and wait for its end; return the exit code of this process."""
+        self._configure()
+        self._wait_for_superlink()
+        if self._job.ca is not None:
+            self._admit(keys)
+        log.info("admitted: %s", shortened_list(list(keys)))
+        for run in self._flwr("list", _CONNECTION).get("runs", []):
+            if not str(run["status"]).startswith("finished"):
+                self._flwr("stop", str(run["run-id"]), _CONNECTION)
+        superexec = self._start_superexec()
         try:
-            with ControlClient(job.address, None if job.ca is None else Path(job.ca)) as control:
-                control.admit(keys)
-                log.info("admitted: %s", shortened_list(names))
-                control.stop_runs()
-                control.start_run(APP_FILES)
-                return
-        except UnreachableError:  # the SuperLink is still starting
-            time.sleep(_POLL_SECONDS)
+            return self._wait_for_end(superexec, self._submit())
+        finally:
+            superexec.terminate()
 
+    def _configure(self) -> None:
+        """Write the configuration of Flower's command line, and the app."""
+        trust = "insecure = true" if self._job.ca is None else f"root-certificates = {json.dumps(self._job.ca)}"
+        text = f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+        text += f'address = "{self._job.address}"\n{trust}\n'
+        folder = RunFolder(self._folder)
+        folder.write("config.toml", text.encode())
+        for name, content in APP_FILES.items():
+            folder.write(f"app/{name}", content)
 
-def run_serverapp(job: RunnerJob, app: ServerApp) -> None:
-    """Do as `flwr-serverapp` does, with an app that is loaded already; its output stays in this process's log."""
-    module: Any = import_module("flwr.superlink.runtime.run_serverapp")
-    original = getattr(module, "run_", None)
-    if original is None:
-        raise ProtocolError("this version of Flower runs apps in another way")
-
-    def run_app(*, grid: Any, context: Any, **_served: Any) -> Any:
-        try:
-            return original(grid, context, "", loaded_server_app=app)
-        except Exception:
-            report_shortage()
-            raise
-
-    module.run_ = run_app
-    certificates = None if job.ca is None else Path(job.ca).read_bytes()
-    module.run_serverapp(job.address, Queue(), acquire_task(job, certificates), certificates is None, certificates)
-
-
-def acquire_task(job: RunnerJob, certificates: bytes | None) -> str:
-    """Wait for the run's task, as a SuperExec does; return the token of its process."""
-    authentication = SuperExecAuthHttpInterceptor(
-        master_secret=Path(job.secret).read_bytes(), protected_methods=frozenset({_ACQUIRE_TASK})
-    )
-    client = RuntimeHttpClient.from_server_address(
-        job.address,
-        certificates is None,
-        certificates,
-        [RuntimeVersionHttpInterceptor(component_name="SuperExec"), authentication],
-        retry_invoker=make_simple_http_retry_invoker(),
-    )
-    try:
+    def _wait_for_superlink(self) -> None:
+        end = time.monotonic() + _START_SECONDS
         while True:
-            response = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
-            if response.HasField("task") and response.token:
-                return str(response.token)
+            try:
+                self._flwr("supernode", "list", _CONNECTION)
+            except LaunchError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(_POLL_SECONDS)
+            else:
+                return
+
+    def _admit(self, keys: Mapping[str, str]) -> None:
+        """Register the keys that this SuperLink has not been given yet."""
+        folder = RunFolder(self._folder)
+        admitted = set(folder.read_json("admitted.json")) if folder.has("admitted.json") else set()
+        for name, key in keys.items():
+            if key not in admitted:
+                folder.write("admitted.pub", key.encode())
+                arguments = ("supernode", "register", str(self._folder / "admitted.pub"), _CONNECTION, "--name", name)
+                try:
+                    self._flwr(*arguments)
+                except LaunchError as error:  # a process that was killed had no time to note it
+                    if "already" not in str(error):
+                        raise
+                admitted.add(key)
+                folder.write_json("admitted.json", sorted(admitted))
+
+    def _submit(self) -> str:
+        return str(self._flwr("run", str(self._folder / "app"), _CONNECTION)["run-id"])
+
+    def _start_superexec(self) -> subprocess.Popen[bytes]:
+        trust = ["--insecure"] if self._job.ca is None else ["--root-certificates", self._job.ca]
+        command = [find_program("flower-superexec"), "--runtime-api-address", self._job.address, *trust]
+        command += ["--superexec-auth-secret-file", self._job.secret, "--parent-pid", str(os.getpid())]
+        run = {"config": self._job.config, "out": self._job.out, "folder": str(Path.cwd())}
+        if self._job.seed is not None:
+            run["seed"] = self._job.seed  # type: ignore[assignment]
+        return subprocess.Popen(command, env={**os.environ, RUN_VARIABLE: json.dumps(run)})  # noqa: S603 - our own
+
+    def _wait_for_end(self, superexec: subprocess.Popen[bytes], run: str) -> int:
+        """Wait until the run's status says how it ended; return `KILLED_CODE` if its process ended without that."""
+        store = RunFolder(Path(self._job.out))
+        looked = time.monotonic()
+        while True:
             time.sleep(_POLL_SECONDS)
-    finally:
-        client.close()
+            code = self._exit_code(store)
+            if code is not None:
+                return code
+            if superexec.poll() is not None:
+                return KILLED_CODE
+            if time.monotonic() - looked > _LIST_SECONDS:
+                looked = time.monotonic()
+                if self._is_finished(run):
+                    code = self._exit_code(store)  # it may have ended meanwhile
+                    return KILLED_CODE if code is None else code
+
+    @staticmethod
+    def _exit_code(store: RunFolder) -> int | None:
+        state = store.read_json(STATUS)["state"]
+        return {"done": 0, "failed": 1}.get(state)
+
+    def _is_finished(self, run: str) -> bool:
+        try:
+            rows = self._flwr("list", _CONNECTION, "--run-id", run).get("runs", [])
+        except LaunchError:  # the SuperLink is being started again
+            return False
+        return any(str(row["status"]).startswith("finished") for row in rows)
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """Call Flower's command line; return its answer, or raise `LaunchError` with the reason that it gives."""
+        command = [find_program("flwr"), *arguments, "--format", "json"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)  # noqa: S603
+            answer = json.loads(done.stdout[done.stdout.index("{") :])
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"flwr {arguments[0]} did not end within {_COMMAND_SECONDS:g} s") from None
+        except ValueError:
+            raise LaunchError(f"flwr {arguments[0]}: {(done.stderr or done.stdout).strip()[-500:]}") from None
+        if not answer.get("success"):
+            raise LaunchError(f"flwr {arguments[0]}: {answer.get('error-message') or answer}")
+        return dict(answer)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from fpld.engines.flower.credentials import clock_difference
 from fpld.engines.flower.patches.long_poll import LongPollClient
 from fpld.engines.flower.patches.retry import MAX_RETRY_SECONDS
 from fpld.engines.flower.site.lock import CONTACT_FILE
-from fpld.errors import DISK_SPACE, FpldError, ProtocolError, exhausted_resource
+from fpld.errors import DISK_SPACE, FpldError, exhausted_resource
 from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
@@ -121,7 +121,11 @@ class SiteClient(LongPollClient):
 
     def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:  # noqa: N802
         """Send a heartbeat, unless this node is signed off at the moment."""
-        return SendNodeHeartbeatResponse(success=True) if self._signed_off else super().SendNodeHeartbeat(request)
+        if self._signed_off:
+            return SendNodeHeartbeatResponse(success=True)
+        response = super().SendNodeHeartbeat(request)
+        touch_contact(self.folder.parent / CONTACT_FILE)  # while it trains there is no other contact
+        return response
 
     def _sign_on_anew(self, why: str) -> None:
         """Sign off and on again as soon as the SuperLink is back: the aggregator then asks again for what is lost."""
@@ -160,10 +164,8 @@ class SiteClient(LongPollClient):
 
 def use_site_client(folder: Path) -> None:
     """Let the SuperNode of this process use `SiteClient`; the folder keeps the node's id."""
-    if not hasattr(fleet_http_connection, "FleetHttpClient"):
-        raise ProtocolError("this version of Flower reaches a SuperLink in another way")
     SiteClient.folder = folder
-    fleet_http_connection.FleetHttpClient = SiteClient
+    fleet_http_connection.FleetHttpClient = SiteClient  # type: ignore[attr-defined]
 
 
 def wait_for_message() -> bool | None:

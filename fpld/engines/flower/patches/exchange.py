@@ -18,8 +18,7 @@ from itertools import islice
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING
 
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-
+from fpld.engines.flower.patches.objects import PushError
 from fpld.engines.flower.patches.receive import ReplyPull, SentMessage, poll_replies
 from fpld.federation.record import Incident
 from fpld.validation import printable
@@ -35,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 0.5  # between two polls for replies; Flower's own loop takes three
 _PAUSE_SECONDS_PER_POLL = 0.25  # a poll for a batch of replies takes a SuperLink 12 ms and more
+_SLICE_SECONDS = 1.0  # of a wait for a reply
 _FETCH_THREADS = 8
 _MAX_PUSHES = 5  # of the same messages
 _BATCH = 50  # messages that are made and sent, or replies that are polled for, at a time
@@ -88,11 +88,21 @@ class Exchange:
             yield
 
     def wait(self, seconds: float | None) -> Message | None:
-        """Return the next reply; None if there is none within so many seconds."""
-        try:
-            reply = self._replies.get(timeout=None if seconds is None else max(seconds, 0.001))
-        except Empty:
-            return None
+        """Return the next reply; None if there is none within so many seconds.
+
+        Flower tells a process to end by raising SIGINT in one of its threads, which wakes no lock that the main thread
+        waits for: so this waits in slices, between which signals are seen.
+        """
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = _SLICE_SECONDS if end is None else end - time.monotonic()
+            try:
+                reply = self._replies.get(timeout=min(max(left, 0.001), _SLICE_SECONDS))
+            except Empty:
+                if left <= 0:
+                    return None
+            else:
+                break
         if isinstance(reply, Exception):
             raise reply
         self.left -= 1
@@ -189,7 +199,7 @@ def _push(grid: Grid, messages: Sequence[Message]) -> Iterable[str]:
     for _ in range(_MAX_PUSHES - 1):
         try:
             return grid.push_messages(messages)
-        except ObjectPushError as error:
+        except PushError as error:
             log.warning("the SuperLink did not take a message, which is sent again: %s", printable(error))
     return grid.push_messages(messages)
 

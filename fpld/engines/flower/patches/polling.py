@@ -31,7 +31,7 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fpld.errors import ProtocolError, StorageError
+from fpld.errors import StorageError
 from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
@@ -72,9 +72,7 @@ class PendingReplies:
     """The reply stage of a SuperNode's loop, which is the module `loop`; `active` while Flower's function runs."""
 
     def __init__(self, loop: Any) -> None:
-        self._push: Any = getattr(loop, "_push_messages", None)
-        if self._push is None:
-            raise ProtocolError("this version of Flower sends replies in another way")
+        self._push: Any = loop._push_messages
         self._arguments: dict[str, Any] = {}
         self.active = False
         loop._push_messages = self._push_messages
@@ -236,14 +234,8 @@ def set_heartbeat_interval(nodes: int) -> None:
 
 def patch_polling(folder: Path, wait: Callable[[], bool | None]) -> None:
     """Let the SuperNode of this process sleep by a `PollingClock`; `folder` and `wait` are the clock's."""
-    from flwr.supercore import heartbeat
-    from flwr.supernode import fleet_http_connection
     from flwr.supernode import start_client_internal as loop
 
-    if not hasattr(loop, "time"):
-        raise ProtocolError("this version of Flower waits for messages in another way")
-    if not (hasattr(heartbeat, _HEARTBEAT_INTERVAL) and hasattr(fleet_http_connection, _HEARTBEAT_INTERVAL)):
-        raise ProtocolError("this version of Flower sends heartbeats in another way")
     replies = PendingReplies(loop)
     clock = PollingClock(folder, wait=wait, meanwhile=replies.send, replying=lambda: replies.active)
-    loop.time = SimpleNamespace(sleep=clock.sleep)
+    loop.time = SimpleNamespace(sleep=clock.sleep)  # type: ignore[attr-defined, assignment]

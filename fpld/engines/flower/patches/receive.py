@@ -11,26 +11,29 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import httpx
 from flwr.app import Array, Error, Message, Metadata
-from flwr.app.message import make_message
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import (
-    get_object_body,
-    get_object_head_values_from_object_content,
-    iterate_object_tree,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.run import RunNotRunningException
-from flwr.superlink.grid.http_grid import HttpGrid
 
 from fpld.engines.flower.messages import content_bytes
+from fpld.engines.flower.patches import is_on
+from fpld.engines.flower.patches.objects import RunStoppedError, error_message
 from fpld.errors import ProtocolError
+
+# Another version of Flower may lack these: the patch `receive` is then off, and none of them is used.
+with suppress(ImportError):
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_object_body,
+        get_object_head_values_from_object_content,
+        iterate_object_tree,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+    from flwr.superlink.grid.http_grid import HttpGrid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,14 +90,14 @@ def poll_replies(grid: Grid, pulls: Mapping[str, ReplyPull]) -> list[Message]:
     read, one of the nodes is to blame, but not known. So each of several replies counts as lost and is asked for again.
     """
     try:
-        if not isinstance(grid, HttpGrid):
+        if not _in_pieces(grid):
             replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(pulls))}
             return [pulls[identity].checked(reply) for identity, reply in replies.items() if identity in pulls]
         heads_bytes = sum(_HEAD_BYTES_PER_PIECE * pull.sent.max_pieces for pull in pulls.values())
         with _response_limit(SLACK_BYTES + heads_bytes):
             response = _client(grid).PullMessages(PullAppMessagesRequest(message_ids=list(pulls)))
         heads = zip(response.messages_list, response.message_object_trees, strict=True)
-    except (RunNotRunningException, httpx.TransportError):  # a failure of the SuperLink, not of a node
+    except (RunStoppedError, httpx.TransportError):  # a failure of the SuperLink, not of a node
         raise
     except Exception as error:  # Flower's parsers raise all kinds of errors on hostile bytes
         return [_unusable(pull.sent, error, LOST_CODE if len(pulls) > 1 else REFUSED_CODE) for pull in pulls.values()]
@@ -155,7 +158,7 @@ class ReplyPull:
             identity = self._identity
             self.drop()
             return self.checked(self._message(identity))
-        except (RunNotRunningException, httpx.TransportError):  # a failure of the SuperLink, not of a node
+        except (RunStoppedError, httpx.TransportError):  # a failure of the SuperLink, not of a node
             raise
         except Exception as error:  # Flower's parsers raise all kinds of errors on hostile bytes
             self.drop()
@@ -163,12 +166,13 @@ class ReplyPull:
 
     def drop(self) -> None:
         """Let the SuperLink delete the reply."""
-        if self.announced and isinstance(self._grid, HttpGrid):
+        if self.announced:
             identity = self._identity
             self._identity = ""
-            node = self._grid.node
-            run = self._grid.run.run_id
-            _client(self._grid).ConfirmMessageReceived(
+            grid: HttpGrid = self._grid  # type: ignore[assignment]  # others announce nothing
+            node = grid.node
+            run = grid.run.run_id
+            _client(grid).ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=identity)
             )
 
@@ -207,6 +211,11 @@ class ReplyPull:
             raise ProtocolError("its reply is no message")
         message.metadata.__dict__["_message_id"] = identity
         return message
+
+
+def _in_pieces(grid: Grid) -> TypeGuard[HttpGrid]:
+    """Return whether replies of a Grid are fetched in pieces; else Flower fetches them, and their size is checked."""
+    return is_on("receive") and isinstance(grid, HttpGrid)
 
 
 def _client(grid: HttpGrid) -> RuntimeHttpClient:
@@ -278,4 +287,4 @@ def _error(sent: SentMessage, code: int, reason: str) -> Message:
         ttl=0.0,
         message_type="system",
     )
-    return make_message(metadata=metadata, error=Error(code, reason))
+    return error_message(metadata, Error(code, reason))

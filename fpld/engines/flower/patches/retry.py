@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from fpld.errors import ProtocolError, exhausted_resource
+from fpld.engines.flower.patches import is_on
+from fpld.errors import exhausted_resource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,8 @@ def retry_sooner(longest: float = MAX_RETRY_SECONDS) -> None:
     Pieces of a message are asked for more often too. A node hears of a message before its pieces are stored: Flower
     then waits for one second, two, four, at both of its hops.
     """
+    if not is_on("retry"):
+        return
     from flwr.supercore.inflatable.inflatable_utils import pull_objects
     from flwr.supercore.retry import http_retry
     from flwr.supercore.retry.retry_invoker import RetryInvoker
@@ -53,7 +56,6 @@ def retry_sooner(longest: float = MAX_RETRY_SECONDS) -> None:
     http_retry.RetryInvoker = Invoker  # type: ignore[attr-defined, assignment]
     http_retry.MAX_RETRY_DELAY = min(http_retry.MAX_RETRY_DELAY, longest)  # type: ignore[attr-defined, assignment]
     defaults = pull_objects.__kwdefaults__ or {}
-    if not {"initial_backoff", "backoff_cap"} <= set(defaults):
-        raise ProtocolError("this version of Flower waits for pieces of messages in another way")
-    defaults["initial_backoff"] = PIECE_SECONDS[0]
-    defaults["backoff_cap"] = PIECE_SECONDS[1]
+    if {"initial_backoff", "backoff_cap"} <= set(defaults):
+        defaults["initial_backoff"] = PIECE_SECONDS[0]
+        defaults["backoff_cap"] = PIECE_SECONDS[1]

@@ -13,17 +13,20 @@ import asyncio
 import contextlib
 import importlib
 import math
+import os
 import resource
 import threading
 import time
 from collections import Counter
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
+from fpld.engines.flower.log import FolderLogHandler
+from fpld.engines.flower.patches import RUN_VARIABLE, is_on
 from fpld.engines.flower.patches.long_poll import (
     HEARTBEAT_PATH,
     KEEPALIVE,
@@ -32,7 +35,10 @@ from fpld.engines.flower.patches.long_poll import (
     NO_MESSAGE,
     WAIT_HEADER,
 )
-from fpld.errors import ProtocolError
+from fpld.federation.telemetry import listen
+
+with contextlib.suppress(ImportError):  # in another version of Flower: the patch `long_poll` is then off
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,8 +227,6 @@ def _serve(app: Any, **named: Any) -> None:
     """Serve the SuperLink's application in the place of `uvicorn.run`."""
     state = app.state.linkstate_factory.state()
     throttle_token_cleanup(state)
-    if not (hasattr(state, "store_message_and_object_tree") and hasattr(state, "get_message_ins")):
-        raise ProtocolError("this version of Flower keeps messages in another way")
     uvicorn.run(
         LongPollApp(app, MessageEvents(state)),
         timeout_keep_alive=_IDLE_CONNECTION_SECONDS,
@@ -237,9 +241,11 @@ def run_superlink() -> None:
     soft = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     program: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    if not hasattr(program, "uvicorn"):
-        raise ProtocolError("this version of Flower serves in another way")
-    program.uvicorn = SimpleNamespace(run=_serve)
+    folder = os.environ.get(RUN_VARIABLE)
+    with listen(FolderLogHandler(Path(folder))) if folder is not None else contextlib.nullcontext():
+        long_polls = is_on("long_poll")
+    if long_polls:
+        program.uvicorn = SimpleNamespace(run=_serve)
     program.flower_superlink()
 
 

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from fpld import config as configuration
-from fpld import data
-from fpld.config import Count, Name, Section
+from fpld import data, students
+from fpld.config import AtOnce, Count, Name, Section
 from fpld.config.config import Finding
+from fpld.data.stored import TEXT_CACHE
+from fpld.data.token_cache import cached_bytes
 from fpld.engines.flower.credentials import AUTH_KEY, MAC_KEY, make_node_keys, parse_public_key, run_secret
 from fpld.engines.flower.site.ledger import Ledger, spent_epsilon
-from fpld.errors import FpldError, InputError
+from fpld.errors import BudgetError, FpldError, InputError, MissingExtraError
 from fpld.storage.files import read_utf8, write_atomic
 from fpld.storage.run_folder import NODE_FILE
+from fpld.students.configs import Compute, Device, Precision
+from fpld.students.pretrained import MODELS
+from fpld.validation import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
     from fpld.data import Document
 
 ADDRESS = r"^[A-Za-z0-9.\-]+:[0-9]{1,5}$"
+SITE_LIMIT_KEY = "limit in node.toml"
 HELDOUT_FRACTION = 0.15  # of the documents, in a check; a run has its own
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Disclosure = Literal["labels", "text", "updates"]
@@ -46,6 +52,16 @@ ca = "ca.pem"
 may_send = ["labels"]
 # private_run = 8           # written text has no run of this many tokens of the private text; 0: nothing is written
 
+# How much of the text is used (default: all of it, or what the run asks for if that is less):
+# limit = 50000000           # bytes, held-out text and all: a sample of the documents
+
+# What the site computes with (defaults: a GPU where there is one, one thread, no limit of memory):
+# device = "cpu"            # or cuda, mps, auto
+# threads = 4
+# dtype = "float32"         # of the steps of training: or bfloat16, float16, auto
+# at_once = "auto"          # windows of a minibatch that are computed at a time: a number, or as many as fit
+# most_memory = 8000000000   # bytes
+
 # What the site insists on (leave out what does not matter):
 # probe = "SHA-256 of the probe set that may be asked"
 # tokenizer = "SHA-256 of the tokenizer that may be used"
@@ -59,7 +75,9 @@ may_send = ["labels"]
 # delta = 1e-5                  # at which delta
 # unit = "document"             # of what: a document, or a "window" of tokens
 # show_own_loss = true          # tell the aggregator the loss of this site's own models too, for the report
+# models = ["/srv/models/llama"]  # the pretrained models on this machine that a run may load (default: none)
 # most_memory = 8000000000      # bytes of memory that the work may take: beyond it the work is ended, and said
+# patches = ["installed_app"]   # of Flower at this site (docs/deploy.md); "none": code of a run is executed here
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
 
@@ -68,6 +86,11 @@ class Terms(Section):
     """The terms on which a site takes part: its name, and its limits."""
 
     name: Name
+    limit: Count | None = None
+    device: Device = "auto"
+    threads: Count = 1
+    dtype: Precision = "auto"
+    at_once: AtOnce | None = None
     may_send: list[Disclosure] = Field(default=["labels"], min_length=1)
     private_run: Annotated[int, Field(ge=0)] = 8
     probe: Digest | None = None
@@ -78,11 +101,17 @@ class Terms(Section):
     most_evaluations: Count | None = None
     most_probe_sets: Count | None = None
     codecs: list[str] | None = None
+    models: list[str] = Field(default=[])
     most_memory: Count | None = None
     show_own_loss: bool = False
     most_epsilon: configuration.Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     unit: Literal["window", "document"] = "document"
+
+    @property
+    def compute(self) -> Compute:
+        """Return what the site computes with."""
+        return Compute(self.device, self.threads, self.dtype, self.at_once, self.most_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +126,11 @@ class Site:
     documents: Callable[[], list[Document]]
     secret: Callable[[bytes], bytes]
 
+    @property
+    def text_cache(self) -> Path:
+        """Return the folder with the tokens of the site's text, which all runs share."""
+        return self.folder / TEXT_CACHE
+
 
 class NodeFile(Terms):
     """`node.toml`: the terms, address and public key of the aggregator, and where the text is."""
@@ -109,6 +143,7 @@ class NodeFile(Terms):
     label: str | None = None
     field: str = "text"
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    patches: configuration.Patches = "auto"
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -162,7 +197,7 @@ def open_site(path: Path) -> Site:
 
     def documents() -> list[Document]:
         if file.corpus is None:
-            return data.read_documents(folder / str(file.data), field=file.field)
+            return data.read_documents(folder / str(file.data), field=file.field, cache=folder / TEXT_CACHE)
         corpus = data.corpus(file.corpus)
         if file.label is None:
             return corpus
@@ -180,6 +215,27 @@ def open_site(path: Path) -> Site:
     )
 
 
+def check_models(site: Site, files: Iterable[Path]) -> None:
+    """Refuse files of models that name a pretrained model on this machine which the site has not allowed.
+
+    A name of `fpld.students.pretrained.MODELS` is allowed: it is one model, by its digest, and no folder of the site's.
+
+    Raises
+    ------
+    BudgetError
+        If `models` in `node.toml` does not have the path.
+    """
+    allowed = {(site.folder / path).resolve() for path in site.terms.models}
+    for file in files:
+        path = students.read_model_path(file) if file.exists() else None
+        if path is None or path in MODELS or path in site.terms.models or Path(path).resolve() in allowed:
+            continue
+        raise BudgetError(
+            f"the run's model is made of {shown(path)} on this machine, and this node's file allows no such folder "
+            "(models)"
+        )
+
+
 def check_site(path: Path) -> list[Finding]:
     """Check a site's file, keys and text; return what is wrong, and its size."""
     try:
@@ -195,15 +251,41 @@ def check_site(path: Path) -> list[Finding]:
     key = "data" if file.corpus is None else "corpus"
     try:
         documents = site.documents()
-        data.hold_out(documents, fraction=HELDOUT_FRACTION, seed=0)
+        sample = data.sample_documents(documents, file.limit, seed=0)
+        data.hold_out(sample, fraction=HELDOUT_FRACTION, seed=0)
     except (FpldError, OSError) as error:
         return [*findings, Finding(key, str(error))]
-    size = sum(document.size for document in documents)
-    findings.append(Finding(key, f"{len(documents)} documents, {size:,} bytes", wrong=False))
+    size = data.total_size(documents)
+    use = data.TextUse(file.name, len(documents), size, data.total_size(sample), 0, SITE_LIMIT_KEY)
+    more = f"; {use.left_out}" if use.left_out else ""
+    findings.append(Finding(key, f"{use.documents} documents, {use.bytes:,} bytes{more}", wrong=False))
+    findings.append(_describe_tokens(site.text_cache))
+    findings += _check_device(file)
     findings.append(Finding("may_send", describe_may_send(file), wrong=False))
+    insisted = (("probe", file.probe), ("tokenizer", file.tokenizer))
+    findings += [Finding(key, f"only {digest}", wrong=False) for key, digest in insisted if digest is not None]
     if file.most_epsilon is not None:
         findings.append(_check_epsilon_left(file, site.folder))
     return findings
+
+
+def _describe_tokens(folder: Path) -> Finding:
+    """Report where the tokens of the text are, and how to remove them."""
+    size = cached_bytes(folder)
+    there = f"{size / 1e6:.1f} MB now" if size else "none now"
+    return Finding("texts", f"tokens are kept in {folder} ({there}); `fpld node clear` removes them", wrong=False)
+
+
+def _check_device(terms: Terms) -> list[Finding]:
+    """Report where the site computes, and what stands idle; nothing where PyTorch is not installed."""
+    try:
+        from fpld.students.devices import describe_device
+
+        return [Finding("device", describe_device(terms.device, 1, terms.threads), wrong=False)]
+    except MissingExtraError:
+        return []
+    except InputError as error:
+        return [Finding("device", str(error))]
 
 
 def describe_may_send(terms: Terms) -> str:

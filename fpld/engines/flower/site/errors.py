@@ -13,6 +13,7 @@ from fpld.errors import (
     DisclosureError,
     FpldError,
     InputError,
+    MismatchError,
     ProtocolError,
     ResourceError,
     StorageError,
@@ -34,15 +35,16 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (FpldError, "site: the site cannot do this"),
     (Exception, "program: the site's program failed"),
 )
+_OPEN = (DisclosureError, MismatchError)  # errors whose own words may leave
 
 
 class SiteError(FpldError):
-    """An error at a site as others may see it: one of `_REASONS`, or the message of a `DisclosureError`."""
+    """An error at a site as others may see it: one of `_REASONS`, or the message of an error of `_OPEN`."""
 
 
 def public_reason(error: Exception) -> str:
     """Return the sentence that may leave the site in the place of an error."""
-    if isinstance(error, DisclosureError):
+    if isinstance(error, _OPEN):
         return str(error)
     resource = exhausted_resource(error)
     if resource is not None:

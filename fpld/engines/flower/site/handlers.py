@@ -9,8 +9,10 @@ round; only the last one has a message of its own. A site's own model of another
 The process is new for every message, so all that must survive is in the site's folder:
 
     files/SHA-256     what the aggregator sent once: probe set, tokenizer, base models
-    runs/SESSION/     one run: text and held-out tokens, the node's state with its last frame
-    ledger.jsonl      every frame and every loss that ever left this site
+    texts/            the tokens of the site's text, which all runs share (`fpld node clear` removes them)
+    runs/SESSION/     one run: which tokens it trains on, held-out tokens, the node's state with its last frame
+    ledger.jsonl      every frame and every loss that ever left this site, and every private training
+    reserved/         what answers that are being worked on may take of the site's limits
 """
 
 from __future__ import annotations
@@ -21,21 +23,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fpld import students
-from fpld.data import ProbeSet, load_tokenizer
+from fpld.data import ProbeSet, TokenStrings, load_probe, load_tokenizer
+from fpld.data.token_stream import has_tokens
 from fpld.engines.flower.credentials import SignedMessage, sign_message
 from fpld.engines.flower.log import OWN_MODEL_PREFIX, FolderLogHandler, append_log
 from fpld.engines.flower.patches.polling import write_fleet_size
+from fpld.engines.flower.site.config import SITE_LIMIT_KEY, check_models
 from fpld.engines.flower.site.disclosure import check_may_send, with_site_check, written_counts
 from fpld.engines.flower.site.errors import redact
-from fpld.engines.flower.site.ledger import Ledger, Query, check_epsilon, spent_epsilon
+from fpld.engines.flower.site.ledger import Ledger, Query, spent_epsilon
 from fpld.engines.flower.site.lock import read_presence
-from fpld.errors import ProtocolError
+from fpld.engines.flower.site.texts import HELDOUT, OWN_HELDOUT, TEXT
+from fpld.errors import MismatchError, ProtocolError
 from fpld.federation import workers
 from fpld.federation.telemetry import listen
 from fpld.node.round import NodePaths, answer_task, learn_from_student
 from fpld.node.spec import NodeSpec
-from fpld.node.text import node_text
-from fpld.node.training import node_model_losses, open_student, private_training
+from fpld.node.text import LIMIT_KEY, node_text
+from fpld.node.training import node_model_losses, open_student, private_training, use_compute
 from fpld.progress import ProgressLabel, labelled
 from fpld.protocol.messages import digest, is_prior_request
 from fpld.protocol.weights import decode_delta, delta_digests, weights_digest
@@ -43,7 +48,7 @@ from fpld.protocol.wire import VERSION
 from fpld.storage.arrays import dump_arrays, parse_arrays, read_arrays
 from fpld.storage.files import write_atomic
 from fpld.storage.run_folder import ADOPTED_MODEL, NODE_SPEC, OWN_MODEL, STUDENT, RunFolder
-from fpld.students.heldout import mean_losses
+from fpld.students.heldout import HeldoutText, mean_losses, read_heldout
 from fpld.validation import printable
 
 if TYPE_CHECKING:
@@ -53,10 +58,6 @@ if TYPE_CHECKING:
     from fpld.engines.flower.site.config import Site
     from fpld.protocol import Task
     from fpld.types import Arrays
-
-
-HELDOUT = "heldout.safetensors"
-TEXT = "text.safetensors"
 
 
 class RoundAnswer(NamedTuple):
@@ -167,16 +168,21 @@ def handle_train(site: Site, data: bytes, task: Task, files: Mapping[str, bytes]
     prepare_run(request)
     _store_student(request, student)
     query = _with_privacy_loss(request, query)
-    check_epsilon(ledger.entries, site.terms, query, request.spec.rounds)
     spec = with_site_check(request.spec, site.terms.private_run)
-    with RunFolder(request.paths.folder).lock(), _logged_progress(site, task.plan.round):
-        frame = answer_task(spec, request.paths, task, key=request.key, secret=True)
-    # A frame that asks for blocks of the prior says nothing about the text: it is not in the ledger.
-    if is_prior_request(frame):
-        return RoundAnswer(frame)
-    if task.plan.written:
-        query = replace(query, written=written_counts(spec, request.paths.folder, task.plan.round, frame))
-    ledger.record(query, frame)
+    # The run's lock comes first: the same task in a second process must not begin beside it.
+    with (
+        RunFolder(request.paths.folder).lock(),
+        ledger.reserve(site.terms, query, request.spec.rounds) as reservation,
+    ):
+        with _logged_progress(site, task.plan.round):
+            begin = reservation.begin_training
+            frame = answer_task(spec, request.paths, task, key=request.key, secret=True, before_training=begin)
+        # A frame that asks for blocks of the prior says nothing about the text: it is not in the ledger.
+        if is_prior_request(frame):
+            return RoundAnswer(frame)
+        if task.plan.written:
+            query = replace(query, written=written_counts(spec, request.paths.folder, task.plan.round, frame))
+        ledger.record(query, frame)
     if query.written is not None:
         append_log(site.folder, f"round {task.plan.round}: {query.written.describe()}")
     if query.spent is not None:
@@ -206,21 +212,46 @@ def prepare_run(request: Request) -> None:
     """Make the folder of this run, once, with the site's text as the run wants it."""
     spec = request.spec
     terms = request.site.terms
+    use_compute(terms.compute)
     store = RunFolder(request.paths.files)
     folder = RunFolder(request.paths.folder)
-    if folder.has(HELDOUT):  # the file that is written last
+    if folder.has(HELDOUT) and has_tokens(folder.path / TEXT):  # HELDOUT is written last
         return
-    probe = ProbeSet.load(store.path / spec.files.probe)
-    tokenizer = load_tokenizer(store.path / spec.files.tokenizer, vocab=probe.vocab)
+    probe = load_probe(store.path / spec.files.probe)
     model = students.load(store.path / spec.files.base)
-    _check_equal("model's vocabulary", str(model.vocab), str(probe.vocab), of="the probe set's")
+    if isinstance(probe, ProbeSet):
+        _check_equal("model's vocabulary", str(model.vocab), str(probe.vocab))
+    tokenizer = load_tokenizer(store.path / spec.files.tokenizer, vocab=model.vocab)
+    shared = tokenizer
     model.check_tokenizer(tokenizer)
-    _check_equal("probe set", probe.digest, terms.probe)
-    _check_equal("tokenizer", tokenizer.digest, terms.tokenizer)
-    _check_equal("tokenizer", tokenizer.digest, probe.tokenizer, of="the probe set's")
-    text = node_text(spec, request.site.documents(), tokenizer)
+    for what, actual, wanted in (
+        ("probe set", probe.digest, terms.probe),
+        ("tokenizer", tokenizer.digest, terms.tokenizer),
+    ):
+        if wanted is not None and actual != wanted:
+            raise MismatchError(what, actual, wanted)
+    if isinstance(probe, ProbeSet):
+        _check_equal("tokenizer", tokenizer.digest, probe.tokenizer)
+    elif spec.files.student_tokenizer is not None:
+        # The plans have the digest of the maps, and with it that of both tokenizers.
+        tokens = students.read_vocab(store.path / spec.files.student)
+        shared = load_tokenizer(store.path / spec.files.student_tokenizer, vocab=tokens)
+    limited_by = LIMIT_KEY
+    if terms.limit is not None and (spec.limit is None or terms.limit < spec.limit):
+        spec = spec.model_copy(update={"limit": terms.limit})
+        limited_by = SITE_LIMIT_KEY
+    cache = request.site.text_cache
+    with _logged_progress(request.site, 0):
+        text = node_text(spec, request.site.documents(), tokenizer, limited_by, cache, shared=shared)
+    append_log(request.site.folder, f"the tokens of the text are in {cache}, for all runs")
+    for line in (text.use.left_out, f"{text.use.heldout_share} of the text that is used is held out"):
+        if line:
+            append_log(request.site.folder, line)
     folder.write_json(NODE_SPEC, spec.model_dump(mode="json"))
     folder.write_arrays(TEXT, text.arrays)
+    if shared is not tokenizer:
+        respelled = HeldoutText.respelled(text.heldout, TokenStrings(shared), TokenStrings(tokenizer))
+        folder.write_arrays(OWN_HELDOUT, respelled.arrays("0"))
     folder.write_arrays(HELDOUT, {"0": text.heldout}, {"bytes": text.heldout_bytes})
 
 
@@ -245,29 +276,30 @@ def _evaluate(request: Request, student: Arrays, round: object) -> bytes:
     ledger = Ledger(site.folder)
     query = Query.loss(request.session, round, str(request.body["student"]))
     disclosed = request.spec.privacy is None and site.terms.most_epsilon is None
-    if disclosed:
-        ledger.check_limits(site.terms, query)
-    with _logged_progress(site, 0):
+    if not disclosed:
+        _evaluated_losses(request, student)
+        return sign_message(request.key, {"kind": "evaluated", "round": query.round})
+    with ledger.reserve(site.terms, query):
+        answer = {"kind": "evaluated", "round": query.round, **_evaluated_losses(request, student)}
+        arrays, metadata = RunFolder(request.paths.folder).read_arrays(HELDOUT)
+        message = sign_message(request.key, {**answer, "tokens": len(arrays["0"]), "bytes": metadata["bytes"]})
+        ledger.record(query, message)
+    return message
+
+
+def _evaluated_losses(request: Request, student: Arrays) -> dict[str, float | None]:
+    """Compute and log the student's loss and those of the site's own models; return those that the site tells."""
+    with _logged_progress(request.site, 0):
         path = request.paths.files / request.spec.files.student
         nats = workers.evaluate(path, student, request.heldout, request.spec.length)
         loss = mean_losses(nats)[0]
         local_losses = _compare_local_models(request, loss)
-    answer = {"kind": "evaluated", "round": query.round}
-    if not disclosed:
-        return sign_message(request.key, answer)
-    answer["loss"] = loss
-    if site.terms.show_own_loss:
-        answer |= local_losses
-    arrays, metadata = RunFolder(request.paths.folder).read_arrays(HELDOUT)
-    message = sign_message(request.key, {**answer, "tokens": len(arrays["0"]), "bytes": metadata["bytes"]})
-    ledger.record(query, message)
-    return message
+    return {"loss": loss, **(local_losses if request.site.terms.show_own_loss else {})}
 
 
 def _compare_local_models(request: Request, loss: float) -> dict[str, float | None]:
     """Log the student's loss beside those of the site's own models; return the latter."""
-    text = read_arrays(request.heldout)[0]["0"]
-    local_losses = node_model_losses(request.paths.folder, [text], 0, request.spec.length)
+    local_losses = node_model_losses(request.paths.folder, _own_heldout(request), 0, request.spec.length)
     parts = [f"the student {loss:.4f}"]
     for name, what in (("own", "this node's own model of this round"), ("alone", "its model without the federation")):
         if local_losses[name] is not None:
@@ -275,6 +307,12 @@ def _compare_local_models(request: Request, loss: float) -> dict[str, float | No
     site = request.site
     append_log(site.folder, f"nats per token on the held-out text of {site.terms.name}: {', '.join(parts)}")
     return local_losses
+
+
+def _own_heldout(request: Request) -> list[HeldoutText]:
+    """Return the held-out text in the tokens of the site's own model."""
+    own = request.paths.folder / OWN_HELDOUT
+    return read_heldout(read_arrays(own if own.exists() else request.heldout)[0])
 
 
 def _adopt_student(request: Request, student: Arrays) -> None:
@@ -296,7 +334,7 @@ def _adopted_losses(request: Request, student: Arrays) -> str:
     """Train the site's own model on the student's labels; return its loss before and after, as a line of the log."""
     folder = request.paths.folder
     length = request.spec.length
-    texts = [read_arrays(request.heldout)[0]["0"]]
+    texts = _own_heldout(request)
     run = read_arrays(folder / OWN_MODEL)[1]["run"]
     (folder / ADOPTED_MODEL).unlink(missing_ok=True)  # a message that comes again begins with the same model
     before = node_model_losses(folder, texts, 0, length)["own"]
@@ -308,7 +346,7 @@ def _adopted_losses(request: Request, student: Arrays) -> str:
 
 def _with_privacy_loss(request: Request, query: Query) -> Query:
     """Return the query with what its answer will spend of epsilon, if training is private."""
-    promise = request.spec.privacy_budget
+    promise = request.spec.privacy_budget(request.paths.files)
     if promise is None:
         return query
     student = open_student(request.paths.files / request.spec.files.base)
@@ -333,11 +371,13 @@ def _logged_progress(site: Site, round: int) -> Iterator[None]:
 
 
 def _store_files(request: Request, files: Mapping[str, bytes]) -> None:
-    """Store files of the run under the digests of their content."""
+    """Store files of the run under the digests of their content; refuse models that the site does not allow."""
     for name, content in files.items():
         if name not in request.spec.files.names() or hashlib.sha256(content).hexdigest() != name:
             raise ProtocolError(f"a file was sent whose content is not {name}")
         RunFolder(request.paths.files).write(name, content)
+    named = request.spec.files
+    check_models(request.site, [request.paths.files / name for name in sorted({named.base, named.student})])
 
 
 def _unpack_student(request: Request, packed: bytes) -> Arrays:
@@ -384,6 +424,6 @@ def _is_digest(text: object) -> bool:
     return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
 
 
-def _check_equal(what: str, actual: str, expected: str | None, *, of: str = "this node's") -> None:
-    if expected is not None and actual != expected:
-        raise ProtocolError(f"the run's {what} is {actual}, {of} is {expected}: fetch the same one")
+def _check_equal(what: str, actual: str, expected: str) -> None:
+    if actual != expected:
+        raise ProtocolError(f"the run's {what} is {actual}, the probe set's is {expected}: fetch the same one")

@@ -7,7 +7,13 @@ answered again: the same bytes disclose nothing new.
 
 The ledger also bounds what all answers over all runs disclose about each unit of the text. An answer of private
 training is post-processing of steps of DP-SGD, whose noise, sampling rate and number are in the ledger; their epsilon
-composes. An answer of training that was not private has no epsilon at all, that is, an infinite one.
+composes. Private training has a line of its own from the moment when it begins, whatever becomes of it. An answer of
+training that was not private has no epsilon at all, that is, an infinite one.
+
+Several runs may ask a site at the same time. So what an answer may take is reserved before the work: the limits are
+checked over the ledger and all reservations, and the new reservation is written, under one lock. A reservation is a
+file in the folder `reserved`, which the working process keeps locked: it ends with the work or, when the process is
+killed, with its lock.
 """
 
 from __future__ import annotations
@@ -16,16 +22,21 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import time
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
+
+from filelock import FileLock, Timeout
 
 from fpld.errors import BudgetError, InputError
 from fpld.privacy.accounting import DpSteps, epsilon
+from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.storage.files import storage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fpld.engines.flower.site.config import Terms
@@ -35,6 +46,8 @@ if TYPE_CHECKING:
     Entry = Mapping[str, Any]
 
 LEDGER = "ledger.jsonl"
+LEDGER_LOCK = "ledger.lock"
+RESERVED = "reserved"
 MAX_LOSS_MESSAGE_BYTES = 512
 
 
@@ -62,7 +75,8 @@ class Query:
     def frame(cls, session: str, task: Task) -> Self:
         """Return the query of a task."""
         plan = task.plan
-        return cls("frame", session, plan.round, task.identity, plan.budget_bytes, task.codec, plan.probe.hex())
+        most = OVERHEAD_BYTES + plan.budget_bytes
+        return cls("frame", session, plan.round, task.identity, most, task.codec, plan.probe.hex())
 
     @classmethod
     def loss(cls, session: str, round: int, student: str) -> Self:
@@ -76,28 +90,74 @@ class Query:
 
 
 class Ledger:
-    """The answers that have left a site, in its folder."""
+    """The answers that have left a site, in its folder; `entries` are those of the last look at it."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LEDGER
+        self._reserved = folder / RESERVED
         self.entries = self._read()
 
-    def check_limits(self, terms: Terms, query: Query) -> None:
+    @contextmanager
+    def reserve(self, terms: Terms, query: Query, rounds: int = 1) -> Iterator[Reservation]:
+        """Check the site's limits and reserve what an answer may take, until the end of the work.
+
+        Parameters
+        ----------
+        terms
+            The site's limits.
+        query
+            What the work answers.
+        rounds
+            The number of rounds of the run, for `check_epsilon`.
+
+        Raises
+        ------
+        BudgetError
+            If the answer would exceed a limit, with those that other processes work on.
+        """
+        reservation = Reservation(self, query, self._reserved / secrets.token_hex(8))
+        with self._lock():
+            # The same query in two processes at once has one answer.
+            others = [other for other in self._reservations() if other.key != query.key]
+            self.check_limits(terms, query, others)
+            check_epsilon(self.entries, terms, query, rounds, others)
+            reservation.write()
+        try:
+            yield reservation
+        finally:
+            with self._lock():
+                reservation.remove()
+
+    def check_limits(self, terms: Terms, query: Query, reserved: Iterable[Query] = ()) -> None:
         """Refuse a query whose answer would exceed the site's terms, unless it was answered before.
+
+        Parameters
+        ----------
+        terms
+            The site's limits.
+        query
+            What would be answered.
+        reserved
+            Other queries that are being answered.
 
         Raises
         ------
         BudgetError
             With the limit of `node.toml` that would be exceeded.
         """
-        if query.key in {(entry["kind"], entry["session"], entry["asked"]) for entry in self.entries}:
+        if query.key in _answered(self.entries):
             return
+        pending = [*reserved, query]
         frames = [entry for entry in self.entries if entry["kind"] == "frame"]
+        losses = [entry for entry in self.entries if entry["kind"] == "loss"]
         sent = sum(entry["bytes"] for entry in self.entries)
-        limits = [("most_total_bytes", terms.most_total_bytes, sent + query.max_bytes)]
+        pending_bytes = sum(each.max_bytes for each in pending)
+        limits = [("most_total_bytes", terms.most_total_bytes, sent + pending_bytes)]
         if query.kind == "frame":
-            rounds = {(entry["session"], entry["round"]) for entry in frames} | {(query.session, query.round)}
-            probes = {entry["probe"] for entry in frames} | {query.probe}
+            asked = [each for each in pending if each.kind == "frame"]
+            rounds = {(entry["session"], entry["round"]) for entry in frames}
+            rounds |= {(each.session, each.round) for each in asked}
+            probes = {entry["probe"] for entry in frames} | {each.probe for each in asked}
             limits += [
                 ("most_bytes", terms.most_bytes, query.max_bytes),
                 ("most_rounds", terms.most_rounds, len(rounds)),
@@ -107,7 +167,8 @@ class Ledger:
                 allowed = ", ".join(terms.codecs)
                 raise BudgetError(f"the task's codec is {query.codec}, this node's file allows {allowed}")
         else:
-            limits += [("most_evaluations", terms.most_evaluations, len(self.entries) - len(frames) + 1)]
+            evaluations = len(losses) + sum(each.kind == "loss" for each in pending)
+            limits += [("most_evaluations", terms.most_evaluations, evaluations)]
         for name, limit, total in limits:
             if limit is not None and total > limit:
                 raise BudgetError(f"the request would make it {total}, this node's file allows {limit} ({name})")
@@ -115,10 +176,18 @@ class Ledger:
     def record(self, query: Query, answer: bytes) -> None:
         """Write an answer into the ledger, before it leaves."""
         digest = hashlib.sha256(answer).hexdigest()
-        repeated = any(entry["answer"] == digest for entry in self.entries)
-        entry = {"time": round(time.time(), 3), **asdict(query), "answer": digest}
-        del entry["max_bytes"]
-        entry["bytes"] = 0 if repeated else len(answer)
+        with self._lock():
+            repeated = any(entry["answer"] == digest for entry in self.entries)
+            self._append(_entry_of(query) | {"answer": digest, "bytes": 0 if repeated else len(answer)})
+
+    def record_training(self, reservation: Reservation) -> None:
+        """Write into the ledger what private training is about to spend, and take it out of what is reserved."""
+        query = reservation.query
+        with self._lock():
+            self._append(_entry_of(query) | {"kind": "training", "answer": "", "bytes": 0})
+            reservation.update(replace(query, spent=None))
+
+    def _append(self, entry: dict[str, Any]) -> None:
         try:
             with self.path.open("ab") as file:
                 file.write(json.dumps(entry).encode() + b"\n")
@@ -128,15 +197,49 @@ class Ledger:
             raise storage_error(self.path, error) from error
         self.entries.append(entry)
 
-    def _read(self) -> list[dict[str, Any]]:
-        if not self.path.exists():
-            return []
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        # A line that was cut off while it was written is of an answer that never left.
-        if len(whole) < len(content):
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the ledger's lock, with its entries as they are now; wait for a process that writes it."""
+        path = self.path.parent / LEDGER_LOCK
+        lock = FileLock(path)
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise storage_error(path, error) from error
+        try:
+            self._cut_torn_line()
+            self.entries = self._read()
+            yield
+        finally:
+            lock.release()
+
+    def _reservations(self) -> list[Query]:
+        """Return what other processes have reserved; remove what killed ones have left. Call it under the lock."""
+        pending = []
+        for path in sorted(self._reserved.glob("*.json")):
+            lock = FileLock(path.with_suffix(".lock"), blocking=False)
+            try:
+                lock.acquire()
+            except Timeout:
+                pending.append(_read_reservation(path))
+                continue
+            path.unlink(missing_ok=True)
+            lock.release()
+            path.with_suffix(".lock").unlink(missing_ok=True)
+        return pending
+
+    def _cut_torn_line(self) -> None:
+        """Cut off a last line that was not written whole: its answer never left. Call it under the lock."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
             with self.path.open("r+b") as file:
-                file.truncate(len(whole))
+                file.truncate(whole)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Return all whole lines. A process may be writing the next one."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
         return [self._entry(number, line) for number, line in enumerate(whole.splitlines(), 1)]
 
     def _entry(self, number: int, line: bytes) -> dict[str, Any]:
@@ -144,8 +247,9 @@ class Ledger:
             entry: dict[str, Any] = json.loads(line)
             valid = all(type(entry[name]) is int and entry[name] >= 0 for name in ("bytes", "round"))
             valid = valid and all(isinstance(entry[name], str) for name in ("session", "asked", "answer"))
-            valid = valid and entry["kind"] in ("frame", "loss")
+            valid = valid and entry["kind"] in ("frame", "loss", "training")
             valid = valid and (entry["kind"] == "loss" or isinstance(entry["probe"], str))
+            valid = valid and (entry["kind"] != "training" or entry["spent"] is not None)
             valid = valid and (entry.get("spent") is None or _valid_steps(*entry["spent"]))
         except (ValueError, KeyError, TypeError, RecursionError):
             valid = False
@@ -154,26 +258,96 @@ class Ledger:
         return entry
 
 
+class Reservation:
+    """What one answer may take, reserved in a file that is locked as long as the work goes on.
+
+    The file is read and written under the ledger's lock alone.
+    """
+
+    def __init__(self, ledger: Ledger, query: Query, path: Path) -> None:
+        self.query = query
+        self._ledger = ledger
+        self._path = path.with_suffix(".json")
+        self._lock = FileLock(path.with_suffix(".lock"))
+
+    def write(self) -> None:
+        """Write the reservation, and lock it."""
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            self._lock.acquire()
+            self.update(self.query)
+        except OSError as error:
+            self.remove()
+            raise storage_error(self._path, error) from error
+
+    def update(self, query: Query) -> None:
+        """Replace what is reserved."""
+        self.query = query
+        self._path.write_bytes(json.dumps(asdict(query)).encode())
+
+    def begin_training(self) -> None:
+        """Enter what private training is about to spend into the ledger: from here on it is spent."""
+        if self.query.spent is not None:
+            self._ledger.record_training(self)
+
+    def remove(self) -> None:
+        """End the reservation."""
+        self._path.unlink(missing_ok=True)
+        self._lock.release()
+        self._path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _read_reservation(path: Path) -> Query:
+    """Return what a process has reserved."""
+    try:
+        fields = json.loads(path.read_bytes())
+        spent = fields["spent"]
+        return Query(**fields | {"spent": None if spent is None else DpSteps(*spent)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged: this site answers nothing until the work that holds it ends") from error
+
+
+def _entry_of(query: Query) -> dict[str, Any]:
+    """Return a query as a line of the ledger has it."""
+    entry = {"time": round(time.time(), 3), **asdict(query)}
+    del entry["max_bytes"]
+    return entry
+
+
+def _answered(entries: Iterable[Entry]) -> set[tuple[str, str, str]]:
+    """Return the keys of all queries that were answered."""
+    return {(entry["kind"], entry["session"], entry["asked"]) for entry in entries}
+
+
 def _valid_steps(noise: Any, rate: Any, steps: Any) -> bool:
     """Return whether these can be the noise, sampling rate and number of DP-SGD steps."""
     return type(noise) is float and noise > 0 and type(rate) is float and 0 < rate <= 1 and type(steps) is int
 
 
 def spent_steps(entries: Iterable[Entry], terms: Terms) -> list[DpSteps] | None:
-    """Return the DP-SGD steps of all frames in a ledger; None if some were not private for the site's unit."""
-    frames = {entry["answer"]: entry for entry in entries if entry["kind"] == "frame"}
-    if any(entry.get("spent") is None or entry.get("unit") != terms.unit for entry in frames.values()):
+    """Return the DP-SGD steps of all trainings in a ledger; None if some frames were not private for the site's unit.
+
+    A frame that has no line of its training is of a version that wrote none: its own line says what was spent.
+    """
+    lines = list(entries)
+    trainings = [entry for entry in lines if entry["kind"] == "training"]
+    entered = {(entry["session"], entry["asked"]) for entry in trainings}
+    frames = {entry["answer"]: entry for entry in lines if entry["kind"] == "frame"}
+    others = [entry for entry in frames.values() if (entry["session"], entry["asked"]) not in entered]
+    if any(entry.get("spent") is None or entry.get("unit") != terms.unit for entry in [*trainings, *others]):
         return None
-    return [DpSteps(*entry["spent"]) for entry in frames.values()]
+    return [DpSteps(*entry["spent"]) for entry in [*trainings, *others]]
 
 
 def spent_epsilon(entries: Iterable[Entry], terms: Terms) -> float:
-    """Return the epsilon of all answers so far, for the site's unit and delta."""
+    """Return the epsilon of all trainings and answers so far, for the site's unit and delta."""
     return _epsilon(spent_steps(entries, terms), [], terms.delta)
 
 
-def check_epsilon(entries: Iterable[Entry], terms: Terms, query: Query, rounds: int) -> None:
-    """Refuse a task if this and all later rounds of its run would exceed the site's epsilon.
+def check_epsilon(
+    entries: Iterable[Entry], terms: Terms, query: Query, rounds: int, reserved: Iterable[Query] = ()
+) -> None:
+    """Refuse a task if this and all later rounds of its run would exceed the site's epsilon, with what is reserved.
 
     A query that was answered before is answered again with the same bytes, and spends nothing.
 
@@ -182,8 +356,7 @@ def check_epsilon(entries: Iterable[Entry], terms: Terms, query: Query, rounds: 
     BudgetError
         If the epsilon over all runs would exceed `most_epsilon`, or training is not private for the site's unit.
     """
-    answered = {(entry["kind"], entry["session"], entry["asked"]) for entry in entries}
-    if terms.most_epsilon is None or query.key in answered:
+    if terms.most_epsilon is None or query.kind == "loss" or query.key in _answered(entries):
         return
     limit = f"this node's file allows an epsilon of {terms.most_epsilon:g} for each {terms.unit} (most_epsilon)"
     if query.spent is None:
@@ -192,7 +365,8 @@ def check_epsilon(entries: Iterable[Entry], terms: Terms, query: Query, rounds: 
         raise BudgetError(f"the task's unit of privacy is a {query.unit}, {limit}")
     rounds_left = max(rounds - query.round + 1, 1)
     planned = query.spent._replace(steps=rounds_left * query.spent.steps)
-    total = _epsilon(spent_steps(entries, terms), [planned], terms.delta)
+    pending = [each.spent for each in reserved if each.spent is not None]
+    total = _epsilon(spent_steps(entries, terms), [*pending, planned], terms.delta)
     if total > terms.most_epsilon:
         raise BudgetError(f"the run would make it an epsilon of {total:.3g} over all runs, {limit}")
 

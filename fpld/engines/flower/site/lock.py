@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fpld.errors import InputError
-from fpld.storage.files import storage_error, write_atomic
+from fpld.storage.files import parse_json, storage_error, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,7 @@ def is_locked(folder: Path) -> bool:
 def read_presence(folder: Path) -> dict[str, Any] | None:
     """Return process, start and instance of the process that holds a site's lock; None if that is not written down."""
     try:
-        presence = json.loads((folder / PRESENCE_FILE).read_bytes())
+        presence = parse_json((folder / PRESENCE_FILE).read_bytes())
     except (OSError, ValueError):
         return None
     complete = isinstance(presence, dict) and {"process", "since", "instance"} <= set(presence)

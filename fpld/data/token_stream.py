@@ -1,0 +1,287 @@
+"""Token streams of any length, from memory-mapped files, and the file that says what a node's text consists of.
+
+A stream is a list of segments, each a range of tokens in a pack of the cache. It has a length, and it is indexed by
+arrays of places, as training draws its windows. Nothing else of it is in memory, so a step costs as much as with a text
+of any other length.
+
+The file with a node's text has arrays: `tokens`, or `segments` with the packs that they are in; `lengths`, the tokens
+of each document; `groups`, equal for documents that belong together.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+
+import numpy as np
+
+from fpld.errors import InputError
+from fpld.storage.arrays import read_arrays
+from fpld.storage.files import storage_error
+from fpld.validation import check_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fpld.types import Array, Arrays, Tokens
+
+_BLOCK_TOKENS = 1 << 22  # of a stream, read at once
+
+
+class TokenPack(NamedTuple):
+    """A file of tokens: its path, the type of its integers, and how many there are."""
+
+    path: Path
+    kind: str
+    tokens: int
+
+    def check(self) -> None:
+        """Raise InputError if the file is not there, or not whole."""
+        wanted = self.tokens * np.dtype(self.kind).itemsize
+        try:
+            size = self.path.stat().st_size
+        except OSError as error:
+            raise InputError(
+                f"{self.path}, with tokens of the text, cannot be read ({error.strerror}): start the run anew"
+            ) from None
+        if size != wanted:
+            raise InputError(
+                f"{self.path}, with tokens of the text, must have {wanted} bytes, not {size}: delete its folder, and "
+                "start the run anew"
+            )
+
+    def map(self) -> Array:
+        """Map the file into memory, to read it; raise InputError if it is not there or not whole."""
+        self.check()
+        try:
+            with self.path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise storage_error(self.path, error) from error
+        if hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_RANDOM)  # windows are drawn at random: what stands beside them is not read
+        return np.frombuffer(mapped, self.kind)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Segments:
+    """Ranges of tokens, in their order: the number of the pack, the first token in it, and how many."""
+
+    packs: Array
+    starts: Array
+    counts: Array
+
+    def merged(self) -> Segments:
+        """Return the same tokens, with ranges that follow each other in a pack as one."""
+        if not len(self.packs):
+            return self
+        follows = (self.packs[1:] == self.packs[:-1]) & (self.starts[1:] == self.starts[:-1] + self.counts[:-1])
+        first = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+        return Segments(self.packs[first], self.starts[first], np.add.reduceat(self.counts, first))
+
+
+class TokenStream:
+    """A text of tokens in packs of the cache, read only where it is indexed.
+
+    >>> stream = TokenStream.empty(256)
+    >>> len(stream), stream.dtype
+    (0, dtype('int32'))
+    """
+
+    ndim = 1
+    dtype = np.dtype(np.int32)
+
+    def __init__(self, packs: Sequence[TokenPack], segments: Segments, vocab: int) -> None:
+        self._packs = list(packs)
+        self._segments = segments
+        self._maps: dict[int, Array] = {}
+        self._ends = np.cumsum(segments.counts)
+        self._origins = segments.starts - (self._ends - segments.counts)  # of a token's place in its pack
+        self.vocab = vocab
+
+    @classmethod
+    def empty(cls, vocab: int) -> Self:
+        """Return a stream of no tokens."""
+        none = np.empty(0, np.int64)
+        return cls([], Segments(none, none, none), vocab)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def size(self) -> int:
+        """Return the number of tokens."""
+        return len(self)
+
+    @property
+    def shape(self) -> tuple[int]:
+        """Return the number of tokens, as the shape of an array."""
+        return (len(self),)
+
+    def __getitem__(self, places: Any) -> Any:
+        """Return the tokens at places, an array of any shape or a slice, as int32."""
+        if isinstance(places, slice):
+            places = np.arange(*places.indices(len(self)))
+        array = np.asarray(places)
+        tokens = self._at(np.where(array < 0, array + len(self), array).ravel()).reshape(array.shape)
+        return tokens if array.ndim else int(tokens)
+
+    def _at(self, places: Array) -> Tokens:
+        if len(places) and (places.min() < 0 or places.max() >= len(self)):
+            raise IndexError(f"places must lie in 0..{len(self) - 1}")
+        segments = np.searchsorted(self._ends, places, "right")
+        packs = self._segments.packs[segments]
+        offsets = places + self._origins[segments]
+        tokens = np.empty(len(places), np.int32)
+        for pack in np.unique(packs).tolist():
+            here = packs == pack
+            tokens[here] = self._map(pack)[offsets[here]]
+        if len(tokens) and (int(tokens.max()) >= self.vocab or int(tokens.min()) < 0):
+            raise InputError(
+                f"{self._packs[int(packs[0])].path.parent} is damaged: it has a token beyond the vocabulary of "
+                f"{self.vocab}; delete the folder, and start the run anew"
+            )
+        return tokens
+
+    def _map(self, pack: int) -> Array:
+        if pack not in self._maps:
+            self._maps[pack] = self._packs[pack].map()
+        return self._maps[pack]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return all tokens, in memory."""
+        return self[:].astype(np.int32 if dtype is None else dtype, copy=False)  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[int]:
+        for block in self.blocks():
+            yield from block.tolist()
+
+    def blocks(self, overlap: int = 0) -> Iterator[Tokens]:
+        """Yield the tokens in order, a few million at once, each block with the last `overlap` of the one before."""
+        for start in range(0, max(len(self) - overlap, 1), _BLOCK_TOKENS):
+            yield self[start : start + _BLOCK_TOKENS + overlap]
+
+    def check(self) -> None:
+        """Raise InputError if a pack of the stream is not there, or not whole."""
+        for number in np.unique(self._segments.packs).tolist():
+            self._packs[number].check()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenStream, (self._packs, self._segments, self.vocab)
+
+    def checked(self, vocab: int, least: int, name: str) -> TokenStream:
+        """Return the stream, or raise InputError if it is of another vocabulary, or has fewer tokens than `least`."""
+        if vocab < self.vocab:
+            raise InputError(
+                f"{name} must hold token ids of 0 to {vocab - 1}, and the text's vocabulary is {self.vocab}"
+            )
+        if len(self) < least:
+            raise InputError(f"{name} must hold at least {least} tokens, a window and one more, got {len(self)}")
+        return self
+
+    def arrays(self) -> Arrays:
+        """Return the stream as arrays of a file, without the tokens."""
+        columns = (self._segments.packs, self._segments.starts, self._segments.counts)
+        rows = [[str(pack.path), pack.kind, pack.tokens] for pack in self._packs]
+        listed = json.dumps({"vocab": self.vocab, "packs": rows}).encode()
+        return {"segments": np.stack(columns).astype(np.int64), "packs": np.frombuffer(listed, np.uint8)}
+
+    @classmethod
+    def parse(cls, arrays: Arrays) -> Self:
+        """Return the stream of a file's arrays."""
+        listed = json.loads(arrays["packs"].tobytes())
+        packs = [TokenPack(Path(path), kind, count) for path, kind, count in listed["packs"]]
+        return cls(packs, Segments(*arrays["segments"]), listed["vocab"])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredText:
+    """The text of a file: its tokens, and where its documents end, if the file says it."""
+
+    tokens: Tokens
+    lengths: Array | None
+    groups: Array | None
+
+
+def open_text(path: Path) -> StoredText:
+    """Open a file of tokens: an array in memory, or a stream that behaves like one."""
+    arrays = read_arrays(path)[0]
+    if "segments" in arrays:
+        tokens = cast("Tokens", TokenStream.parse(arrays))
+    elif "tokens" in arrays:
+        tokens = arrays["tokens"]
+    else:
+        raise InputError(f"{path} must hold the tokens of a text: start the run anew")
+    return StoredText(tokens, arrays.get("lengths"), arrays.get("groups"))
+
+
+def has_tokens(path: Path) -> bool:
+    """Return whether the tokens that a file names are there, and whole as far as their sizes tell."""
+    try:
+        tokens: Any = open_text(path).tokens
+        if isinstance(tokens, TokenStream):
+            tokens.check()
+    except InputError:
+        return False
+    return True
+
+
+def join_tokens(texts: Sequence[Tokens]) -> Tokens:
+    """Return texts one after the other: without a copy of those that are in the cache."""
+    if not any(is_stream(text) for text in texts):
+        return np.concatenate(texts)
+    if len(texts) == 1:
+        return texts[0]
+    return cast("Tokens", JoinedTokens(texts))
+
+
+def text_arrays(tokens: Any) -> Arrays:
+    """Return the arrays of a file with a text: its tokens, or where in the cache they are."""
+    return tokens.arrays() if isinstance(tokens, TokenStream) else {"tokens": np.asarray(tokens)}
+
+
+def is_stream(tokens: object) -> bool:
+    """Return whether a text is read only where it is indexed."""
+    return isinstance(tokens, (TokenStream, JoinedTokens))
+
+
+def check_text(tokens: Any, vocab: int, least: int, *, name: str = "tokens") -> Tokens:
+    """Return a text to train on, or raise InputError; the tokens of a stream are checked when they are read."""
+    if isinstance(tokens, (TokenStream, JoinedTokens)):
+        return cast("Tokens", tokens.checked(vocab, least, name))
+    return check_tokens(tokens, vocab, least, name=name)
+
+
+class JoinedTokens:
+    """Several texts one after the other, read only where they are indexed."""
+
+    ndim = 1
+    dtype = np.dtype(np.int32)
+
+    def __init__(self, texts: Sequence[Tokens]) -> None:
+        self._texts = texts
+        self._ends = np.cumsum([len(text) for text in texts])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, places: Array) -> Tokens:
+        """Return the tokens at places, an array of any shape, as int32."""
+        array = np.asarray(places)
+        owners = np.searchsorted(self._ends, array, "right")
+        tokens = np.empty(array.shape, np.int32)
+        for owner in np.unique(owners).tolist():
+            here = owners == owner
+            text = self._texts[owner]
+            tokens[here] = text[array[here] - (self._ends[owner] - len(text))]
+        return tokens
+
+    def checked(self, vocab: int, least: int, name: str) -> JoinedTokens:
+        """Return the text, or raise InputError if a part is of another vocabulary, or all are too short."""
+        texts = [check_text(text, vocab, 0, name=name) for text in self._texts]
+        if len(self) < least:
+            raise InputError(f"{name} must hold at least {least} tokens, a window and one more, got {len(self)}")
+        return JoinedTokens(texts)

@@ -1,0 +1,276 @@
+"""Texts that stay in their files: the same documents and tokens as in memory, from an index and from the cache."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import gzip
+import json
+import logging
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from fpld.data import BpeTokenizer, ByteTokenizer, Document, hold_out, read_documents, readers, stored, token_cache
+from fpld.data.documents import sample_documents, total_size
+from fpld.data.stored import StoredDocument, document_texts
+from fpld.data.token_cache import TokenCache, clear_texts
+from fpld.data.token_stream import is_stream, join_tokens, open_text, text_arrays
+from fpld.errors import InputError, StorageError
+from fpld.node.writing import PrivateRuns
+from fpld.privacy import cut_text
+from fpld.storage.arrays import write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fpld.types import Array
+
+WORDS = ("snow\n\nfell,", "and", "the", "naïve", "wolf's", "12", "cubs\n", "", "slept", "—", "\r\nin", "3.14\t\nice")
+PAST = time.time() - 60  # files that are old enough for their times to be trusted
+BPE = BpeTokenizer.train([" ".join(WORDS) * 30], vocab=290)
+
+
+def text(seed: int, count: int) -> str:
+    return " ".join(np.random.default_rng(seed).choice(WORDS, count))
+
+
+def lines(seeds: range) -> bytes:
+    return "".join(json.dumps({"text": text(seed, 50)}) + "\n" for seed in seeds).encode() + b'{"text": " "}\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a long text, short ones, records, and compressed files."""
+    place = tmp_path / "texts"
+    (place / "ward").mkdir(parents=True)
+    files = {
+        "a.txt": text(0, 80).encode(),
+        "b.jsonl": lines(range(1, 30)),
+        "c.jsonl.gz": gzip.compress(lines(range(30, 40))),
+        "d.txt.xz": lzma.compress(text(41, 90).encode()),
+        "ward/e.txt.bz2": bz2.compress(text(42, 70).encode()),
+        "ward/f.txt": text(43, 9000).encode(),
+    }
+    for name, content in files.items():
+        (place / name).write_bytes(content)
+        os.utime(place / name, (PAST, PAST))
+    return place
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all limits small: nothing is read into memory, and packs have a few thousand tokens."""
+    monkeypatch.setattr(stored, "MAX_IN_MEMORY_BYTES", 1000)
+    monkeypatch.setattr(readers, "MAX_WHOLE_CHARACTERS", 5000)
+    monkeypatch.setattr(readers, "PART_CHARACTERS", 1000)
+    monkeypatch.setattr(token_cache, "_PACK_TOKENS", 4000)
+
+
+def encoded(documents: Sequence[Document]) -> Array:
+    return np.concatenate([BPE.encode(document.text + "\n\n") for document in documents])
+
+
+@pytest.fixture
+def in_memory(folder: Path) -> list[Document]:
+    return read_documents(folder)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_documents_and_tokens_are_those_of_a_text_in_memory(
+    in_memory: list[Document], folder: Path, tmp_path: Path
+) -> None:
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    assert all(isinstance(document, StoredDocument) for document in documents)
+    assert documents == in_memory
+    assert [document.size for document in documents] == [document.size for document in in_memory]
+    assert "".join(document_texts(documents)) == "".join(document.text for document in in_memory)
+    result = TokenCache(tmp_path / "cache", BPE).encode(documents[::-1])
+    assert np.array_equal(np.asarray(result.tokens), encoded(in_memory[::-1]))
+    assert result.lengths.tolist() == [len(encoded([document])) for document in in_memory[::-1]]
+    assert len(list((tmp_path / "cache").rglob("*.u16"))) > 2
+    again = TokenCache(tmp_path / "cache", ByteTokenizer()).encode([*documents, Document("x", "cut")])
+    assert np.asarray(again.tokens).astype(np.uint8).tobytes().endswith(in_memory[-1].text.encode() + b"\n\ncut\n\n")
+
+
+@pytest.mark.usefixtures("small")
+def test_long_documents_are_cut_between_their_parts(folder: Path, tmp_path: Path) -> None:
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    (long,) = (document for document in documents if isinstance(document, StoredDocument) and document.long)
+    for pieces in (list(long.split(20_000)), long.cut(20)):
+        assert "".join(piece.text for piece in pieces) == long.text
+    assert len(long.cut(20)) == 20
+    assert long.split(20_000)[0].size <= 20_000
+    train, held = hold_out([long], fraction=0.15, seed=1)
+    assert 0.1 < total_size(held) / long.size < 0.25
+    assert total_size(train) + total_size(held) == long.size
+    train, held = hold_out(documents, fraction=0.1, seed=1)
+    assert 0.05 < total_size(held) / total_size(documents) < 0.25
+    for most in (500, 20_000, 40_000):
+        assert 0.5 * most < total_size(sample_documents(documents, most, seed=3)) <= most
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_that_has_changed_is_tokenized_alone(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fpld")
+    cache = tmp_path / "cache"
+    for changed in (None, None, folder / "b.jsonl"):
+        if changed is not None:
+            changed.write_bytes(lines(range(100, 110)))
+        caplog.clear()
+        documents = read_documents(folder, cache=cache)
+        result = TokenCache(cache, BPE).encode(documents)
+        assert np.array_equal(np.asarray(result.tokens), encoded(documents))
+        messages = [record for record in caplog.records if "tokenizing" in record.message]
+        sizes = [record.args[0] for record in messages if isinstance(record.args, tuple)]
+        if changed is not None:
+            assert sizes == [pytest.approx(sum(len(text(seed, 50).encode()) for seed in range(100, 110)) / 1e6)]
+    assert clear_texts(cache) > 0
+    assert not cache.exists()
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_in_the_cache_is_not_tokenized_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    first = TokenCache(tmp_path / "cache", BPE).encode(documents[:5]).tokens
+
+    def unreadable(*_: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(stored, "_measure", unreadable)
+    monkeypatch.setattr(stored, "read_parts", unreadable)
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    same = TokenCache(tmp_path / "cache", BPE).encode(documents[:5]).tokens
+    assert np.array_equal(np.asarray(first), np.asarray(same))
+    with pytest.raises(AssertionError, match="read again"):
+        TokenCache(tmp_path / "cache", BPE).encode(documents)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_is_said_and_leaves_whole_packs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    synced: list[int] = []
+
+    def full(handle: int) -> None:
+        synced.append(handle)
+        if len(synced) > 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match="no space left on the disk"):
+            TokenCache(tmp_path / "cache", BPE).encode(documents)
+    assert not list((tmp_path / "cache").rglob(".fpld-*"))
+    result = TokenCache(tmp_path / "cache", BPE).encode(documents)
+    assert np.array_equal(np.asarray(result.tokens), encoded(documents))
+
+
+_KILLED = """
+import os, sys
+from pathlib import Path
+from fpld.data import read_documents, readers, stored, token_cache, load_tokenizer
+stored.MAX_IN_MEMORY_BYTES = 1000
+token_cache._PACK_TOKENS = 1000
+written = token_cache._PackWriter.add
+def add(self, *arguments):
+    written(self, *arguments)
+    if self._number == 2 and self._file is not None:
+        os.kill(os.getpid(), 9)
+token_cache._PackWriter.add = add
+place = Path(sys.argv[1])
+documents = read_documents(place / "texts", cache=place / "cache")
+token_cache.TokenCache(place / "cache", load_tokenizer(place / "bpe.json")).encode(documents)
+"""
+
+
+def test_preparing_goes_on_after_a_kill(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: list[Document]
+) -> None:
+    BPE.save(tmp_path / "bpe.json")
+    killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    cache = tmp_path / "cache"
+    packs = {path: path.stat().st_mtime_ns for path in cache.rglob("*.u16")}
+    assert len(packs) == 2
+    assert list(cache.rglob(".fpld-*"))
+    monkeypatch.setattr(stored, "MAX_IN_MEMORY_BYTES", 1000)
+    result = TokenCache(cache, BPE).encode(read_documents(folder, cache=cache))
+    assert np.array_equal(np.asarray(result.tokens), encoded(in_memory))
+    assert packs == {path: path.stat().st_mtime_ns for path in packs}
+    assert not list(cache.rglob(".fpld-*"))
+
+
+@pytest.mark.usefixtures("small")
+def test_damaged_packs_are_made_again_or_said(folder: Path, tmp_path: Path) -> None:
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    tokens = TokenCache(tmp_path / "cache", BPE).encode(documents).tokens
+    write_arrays(tmp_path / "text.safetensors", text_arrays(tokens), {})
+    opened = open_text(tmp_path / "text.safetensors").tokens
+    assert np.array_equal(np.asarray(opened), np.asarray(tokens))
+    first, *_ = sorted((tmp_path / "cache").rglob("*.u16"))
+    first.write_bytes(first.read_bytes()[:-2])
+    with pytest.raises(InputError, match="start the run anew"):
+        open_text(tmp_path / "text.safetensors").tokens[:3]
+    again = TokenCache(tmp_path / "cache", BPE).encode(documents).tokens
+    assert np.array_equal(np.asarray(again), encoded(documents))
+    (whole,) = {path for path in (tmp_path / "cache").rglob("*.u16") if path.stem == "000002"}
+    whole.write_bytes(b"\xff" * whole.stat().st_size)
+    with pytest.raises(InputError, match="is damaged"):
+        np.asarray(again)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_that_changes_meanwhile_is_refused(folder: Path, tmp_path: Path) -> None:
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    (folder / "a.txt").write_text("other words")
+    with pytest.raises(InputError, match=r"a\.txt has changed"):
+        TokenCache(tmp_path / "cache", BPE).encode(documents)
+
+
+@pytest.mark.usefixtures("small")
+def test_windows_units_and_runs_are_those_of_an_array(folder: Path, tmp_path: Path) -> None:
+    documents = read_documents(folder, cache=tmp_path / "cache")
+    stream, lengths = TokenCache(tmp_path / "cache", BPE).encode(documents)
+    assert is_stream(stream)
+    array = np.asarray(stream)
+    places = np.random.default_rng(0).integers(len(array), size=(6, 9))
+    assert np.array_equal(stream[places], array[places])
+    joined = join_tokens([stream, array[:50]])
+    places = np.random.default_rng(0).integers(len(array) + 50, size=(6, 9))
+    assert np.array_equal(joined[places], np.concatenate([array, array[:50]])[places])
+    groups = np.arange(len(lengths)) % 7
+    read = cut_text(stream, lengths, groups, 15)
+    held = cut_text(array, lengths, groups, 15)
+    every = np.arange(len(read.windows))
+    assert np.array_equal(read.windows[every], held.windows[every])
+    assert np.array_equal(read.starts, held.starts)
+    random = np.random.default_rng(1).integers(290, size=(8, 32))
+    sequences = np.concatenate([array[500:756].reshape(8, 32), random])
+    public = array[2000:2320].reshape(10, 32)
+    assert (
+        PrivateRuns(stream, public, 6).stand_in(sequences).tolist()
+        == PrivateRuns(array, public, 6).stand_in(sequences).tolist()
+        == [True] * 8 + [False] * 8
+    )
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, ByteTokenizer()])
+def test_pieces_have_the_tokens_of_the_text(tokenizer: BpeTokenizer | ByteTokenizer) -> None:
+    whole = text(7, 60_000)
+    assert len(whole) > 3 << 16
+    (pieces,) = tokenizer.encode_batch([whole])
+    assert np.array_equal(pieces, tokenizer.encode(whole))

@@ -1,0 +1,226 @@
+"""Federations whose models differ in their tokenizers: labels over strings, from the configuration to the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from fpld import students
+from fpld.config import parse_config
+from fpld.data import load_tokenizer
+from fpld.engines import local
+from fpld.engines.local import run_local
+from fpld.errors import InputError, ProtocolError, QuorumError
+from fpld.federation.preflight import run_preflight
+from fpld.node.round import answer_task
+from fpld.node.spec import node_specs
+from fpld.protocol.messages import Task
+from fpld.storage.arrays import read_arrays
+from fpld.storage.run_folder import ADOPTED_MODEL, HELDOUT, TOKENIZER, numbered
+from fpld.students.heldout import HeldoutText, read_heldout
+from tests.data.spellings import sentencepiece
+from tests.federation.conftest import write_texts
+from tests.helpers import make_plan
+from tests.tiny_llama import make_llama
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fpld.config import Config
+
+CONFIG = """
+[run]
+rounds = 2
+seed = 5
+continuations = 0
+
+[data]
+path = "{folder}/texts"
+heldout = 0.25
+heldout_tokens = 600
+
+[probe]
+source = "public"
+contexts = 320
+length = 8
+
+[labels]
+over = "strings"
+symbols = 300
+symbol_bytes = 8
+
+[tokenizer]
+kind = "bpe"
+vocab = 280
+
+[[nodes]]
+name = "north"
+context_bits = 60.0
+
+[[nodes]]
+name = "east"
+context_bits = 60.0
+tokenizer = {{kind = "bpe", vocab = 262}}
+
+[[nodes]]
+name = "south"
+context_bits = 60.0
+tokenizer = {{kind = "bytes"}}
+student = {{kind = "transformer", layers = 1, width = 16, heads = 2, length = 48}}
+
+[student]
+kind = "transformer"
+layers = 1
+width = 32
+heads = 2
+length = 48
+
+[base]
+steps = 15
+
+[local]
+steps = 20
+
+[distill]
+steps = 25
+
+[baselines]
+methods = ["alone"]
+
+[engine]
+workers = 0
+"""
+
+
+def read(folder: Path, *changes: tuple[str, str]) -> tuple[Config, str]:
+    text = CONFIG.format(folder=folder)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return parse_config(text, "test"), text
+
+
+def test_models_with_three_tokenizers_teach_one_and_learn_from_it(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    config, text = read(tmp_path)
+    assert not [finding for finding in run_preflight(config, local=True) if finding.wrong]
+    out = tmp_path / "run"
+    rows = {row["method"]: row for row in run_local(config, text, out, resume=False)}
+    assert rows["fpld"]["heldout_loss"] < rows["base"]["heldout_loss"] - 0.3
+    for name in ("east", "south"):
+        assert rows[f"own: {name}"]["heldout_loss"] < rows["base"]["heldout_loss"]
+        assert (out / f"fpld/nodes/{('north', 'east', 'south').index(name)}" / ADOPTED_MODEL).exists()
+    # All rows are in one unit, so that bits per byte follow from the loss by one factor.
+    factors = [row["bits_per_byte"] / row["heldout_loss"] for row in rows.values()]
+    np.testing.assert_allclose(factors, factors[0])
+    files = [load_tokenizer(out / numbered(TOKENIZER, number)).vocab for number in range(3)]
+    assert files == [280, 262, 256]
+    own = [spec.files.tokenizer for spec in node_specs(config)]
+    assert own == [numbered(TOKENIZER, number) for number in range(3)]
+
+
+def test_bits_of_a_text_do_not_depend_on_its_tokens(tmp_path: Path) -> None:
+    """A model's nats on a text are the same in sum, whoever's tokens they are given by."""
+    write_texts(tmp_path)
+    config, text = read(tmp_path, ("rounds = 2", "rounds = 1"), ('methods = ["alone"]', "methods = []"))
+    run_local(config, text, tmp_path / "run", resume=False)
+    own = read_heldout(read_arrays(tmp_path / "run" / numbered(HELDOUT, 2))[0])[0]
+    model = students.load(tmp_path / "run/base-2.safetensors")
+    assert own.positions is not None
+    spread = own.nats(model, 10**6 if model.longest is None else 10)
+    width = round(10 * len(own.tokens) / round(float(own.positions[-1])))
+    whole = model.token_nats(own.tokens, min(width, model.longest or width))
+    assert len(spread) == round(float(own.positions[-1])) - 1
+    # The first token of either is not predicted: at most that much is left out.
+    assert whole.sum() - spread.sum() == pytest.approx(0, abs=60)
+    assert HeldoutText(own.tokens).nats(model, width) == pytest.approx(whole)
+
+
+def test_a_site_whose_tokenizer_has_changed_refuses_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_texts(tmp_path)
+    config, text = read(tmp_path, ('methods = ["alone"]', "methods = []"), ("rounds = 2", "rounds = 1"))
+    changed: list[int] = []
+    original = local.LocalEngine._submit
+
+    def submit(engine: Any, node: int, task: Task) -> Any:
+        if node == 1 and not changed:
+            changed.append(node)
+            # East's model now reads the text as bytes, with names for the ids that are left over.
+            path = tmp_path / "run" / numbered(TOKENIZER, 1)
+            path.write_bytes((tmp_path / "run" / TOKENIZER).read_bytes())
+            with pytest.raises((InputError, ProtocolError)):
+                answer_task(engine.specs[1], engine.paths(1), Task.from_bytes(task.to_bytes()))
+        return original(engine, node, task)
+
+    monkeypatch.setattr(local.LocalEngine, "_submit", submit)
+    with pytest.raises(QuorumError, match="quorum"):
+        run_local(config, text, tmp_path / "run", resume=False)
+    assert changed
+
+
+def test_a_plan_with_a_label_space_keeps_its_bytes() -> None:
+    plan = make_plan(space=bytes(range(32)))
+    assert plan.digest.hex()[:16] == "ed11513d27c54198"
+    assert plan.digest != make_plan().digest
+    task = Task(plan, "samples")
+    assert Task.from_bytes(task.to_bytes()).plan.space == plan.space
+    assert b"space" not in Task(make_plan(), "samples").to_bytes()
+    for wrong in (b"short", "text", None):
+        with pytest.raises(InputError, match="space"):
+            make_plan(space=wrong)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('over = "strings"', 'over = "tokens"', r"labels\.over"),
+        ("length = 8\n", "length = 8\nfresh = true\n", r"probe\.fresh"),
+        ('methods = ["alone"]', 'methods = ["ensemble"]', r"baselines\.methods"),
+        ('methods = ["alone"]', 'methods = ["fedavg"]', r"baselines\.methods"),
+        ("[labels]", "[written]\ncontexts = 80\n\n[labels]", "written"),
+        ("[labels]", '[combine]\nbroadcast = "logits"\n\n[labels]', r"combine\.broadcast"),
+        ('tokenizer = {kind = "bytes"}', 'taught = true\ntokenizer = {kind = "bytes"}', "taught"),
+        ('{kind = "bytes"}', '{kind = "huggingface"}', r"nodes\[2\]\.tokenizer\.path"),
+    ],
+)
+def test_what_does_not_go_together_is_named(old: str, new: str, key: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=key):
+        read(tmp_path, (old, new))
+
+
+def test_a_student_that_cannot_learn_through_a_map_is_found_before_the_run(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    config, _ = read(
+        tmp_path,
+        (
+            'student = {kind = "transformer", layers = 1, width = 16, heads = 2, length = 48}',
+            'student = {kind = "ngram"}',
+        ),
+    )
+    wrong = [finding.key for finding in run_preflight(config, local=True) if finding.wrong]
+    assert wrong == ["nodes[2].student.kind"]
+
+
+@pytest.mark.slow
+def test_a_llama_with_a_sentencepiece_vocabulary_takes_part(tmp_path: Path) -> None:
+    import transformers
+
+    write_texts(tmp_path)
+    tokenizer = sentencepiece()
+    folder = make_llama(tmp_path / "llama", tokenizer.vocab)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend).save_pretrained(folder)
+    model = f'{{kind = "huggingface", path = "{folder}", lora = 2, length = 32}}'
+    mine = f'tokenizer = {{kind = "huggingface"}}\nstudent = {model}'
+    config, text = read(
+        tmp_path,
+        ('tokenizer = {kind = "bpe", vocab = 262}', mine),
+        ("length = 48", "length = 32"),
+        ("contexts = 320\nlength = 8", "contexts = 120\nlength = 3"),
+        ("rounds = 2", "rounds = 1"),
+    )
+    assert not [finding for finding in run_preflight(config, local=True) if finding.wrong]
+    rows = {row["method"]: row for row in run_local(config, text, tmp_path / "run", resume=False)}
+    assert rows["own: east"]["bits_per_byte"] < rows["alone: east"]["bits_per_byte"] + 0.5
+    assert rows["fpld"]["heldout_loss"] < rows["base"]["heldout_loss"]
