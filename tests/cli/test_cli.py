@@ -138,7 +138,7 @@ def test_reproduce_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         (["reproduce", "fig3"], "fig1"),
         (["reproduce", "refinement", "--seed", "-1"], "--seed"),
         (["reproduce", "refinement", "--out", "/dev/null/folder"], "--out: cannot write"),
-        (["data", "fetch"], "fetch needs names of enwik8, pubmed, smollm2, wikipedia, got none"),
+        (["data", "fetch"], "fetch needs names of enwik8, pubmed, smollm2, stories15m, wikipedia, got none"),
         (["data", "fetch", "pubmed", "imagenet"], "got 'imagenet'"),
         (["data", "list", "pubmed"], "list takes no names"),
         (["data", "drop"], "fetch"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def test_a_cache_that_cannot_be_written_is_named(pip: FakePip, tmp_path: Path) -
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(InputError, match="one of enwik8, pubmed, smollm2, wikipedia, got 'x'"):
+    with pytest.raises(InputError, match="one of enwik8, pubmed, smollm2, stories15m, wikipedia, got 'x'"):
         fetch_function("x")
 
 
@@ -90,6 +91,24 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FPLD_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
     assert cache_folder("given") == Path("given")
+
+
+def test_npm_packs_a_package_without_running_its_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands = []
+
+    def npm(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        Path(command[command.index("--pack-destination") + 1], "toy-1.0.tgz").write_bytes(CONTENT)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setitem(ARCHIVES, "toy", Archive("toy", "1.0", "toy-1.0.tgz", TOY.sha256, client="npm"))
+    monkeypatch.setattr(subprocess, "run", npm)
+    monkeypatch.setattr(shutil, "which", lambda name: f"bin/{name}")
+    assert fetch("toy", tmp_path).read_bytes() == CONTENT
+    assert {"bin/npm", "pack", "toy@1.0", "--ignore-scripts"} <= set(commands[0])
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(FetchError, match="there is no npm here"):
+        fetch("toy", tmp_path / "other")
 
 
 @pytest.mark.slow
