@@ -112,7 +112,8 @@ class Limits(NamedTuple):
 class Uplinks:
     """Describe the uplinks of a round: senders, probe set, deadline in seconds, codec, overhead of a frame in bytes.
 
-    Without a codec any number of bits can be sent and used, as in the paper.
+    Without a codec any number of bits can be sent and used, as in the paper. `text` is the least bits per context that
+    written text needs besides the labels' own (`fpld.protocol.written`).
     """
 
     nodes: Sequence[Sender]
@@ -121,6 +122,7 @@ class Uplinks:
     deadline: float | None
     codec: str | None
     overhead: int
+    text: float = 0.0
 
     def limits(self) -> Limits:
         """Return the limits of all nodes."""
@@ -159,12 +161,16 @@ class Uplinks:
         return min(_MAX_USEFUL_BITS.get(self.codec or "", math.inf) * self.vocab + self.range_bits(node), node.useful)
 
     def _floor(self, node: Sender) -> float:
-        return 0.0 if self.codec is None else codecs.get(self.codec).least_bits(self.plan(node, 1.0))
+        return 0.0 if self.codec is None else max(self._codec_floor(node), self.text)
+
+    def _codec_floor(self, node: Sender) -> float:
+        return codecs.get(self.codec or "").least_bits(self.plan(node, 1.0))
 
     def _infeasible(self, node: Sender, cap: float, need: float) -> str:
+        who = f"the codec {self.codec!r}" if self._codec_floor(node) >= need else "written text beside its labels"
         text = (
-            f"node {node.name!r} may send {cap / self.vocab:.3g} bits per coordinate a round, the codec "
-            f"{self.codec!r} needs {need / self.vocab:.3g}"
+            f"node {node.name!r} may send {cap / self.vocab:.3g} bits per coordinate a round, {who} needs "
+            f"{need / self.vocab:.3g}"
         )
         if node.rate is None or self._carried(node) >= need:
             return f"{text}: raise its bits to at least that"

@@ -29,6 +29,7 @@ from fpld.node.text import split_text
 from fpld.node.training import make_student
 from fpld.privacy.accounting import accounting_library
 from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.protocol.written import least_bits
 from fpld.registry import rules
 from fpld.rules.base import with_trim as configured_rule
 from fpld.students import student_class
@@ -378,7 +379,8 @@ class Preflight:
             return
         problems = []
         for index, (node, sender) in enumerate(zip(config.nodes, senders(config.nodes, vocab), strict=True)):
-            links = Uplinks([sender], contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD_BYTES)
+            text = least_bits(config.written_contexts)
+            links = Uplinks([sender], contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD_BYTES, text)
             limit = next(name for name in ("bits", "context_bits", "uplink") if getattr(node, name) is not None)
             key = f"nodes[{index}].{limit}"
             problems += _tried(key, links.feasible)[1]

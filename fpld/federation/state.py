@@ -34,6 +34,7 @@ from fpld.node.spec import base_file, tokenizer_number
 from fpld.protocol.aggregator import AggregatorState, Settings, blank_state
 from fpld.protocol.updates import UPDATES, count_weights, payload_bits
 from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.protocol.written import least_bits
 from fpld.seeds import derive_key, derive_seed
 from fpld.storage.arrays import load_checkpoint, read_arrays, write_checkpoint
 from fpld.storage.files import canonical_json, parse_json, read_utf8
@@ -197,7 +198,9 @@ def protocol_settings(
 def configured_budget(config: Config, *, contexts: int, vocab: int) -> Budget:
     """Return the budget of a run, in bits per probe context; one that is infeasible is an error before any training."""
     nodes = senders(config.nodes, vocab)
-    limits = Uplinks(nodes, contexts, vocab, config.budget.deadline, config.codec.name, OVERHEAD_BYTES).feasible()
+    text = least_bits(config.written_contexts)
+    codec = config.codec.name
+    limits = Uplinks(nodes, contexts, vocab, config.budget.deadline, codec, OVERHEAD_BYTES, text).feasible()
     budget = Budget(
         caps=np.minimum(limits.caps, MAX_BITS * vocab),
         floors=limits.floors,

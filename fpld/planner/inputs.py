@@ -28,6 +28,7 @@ from fpld.paper.quantize import paper_bits, wire_quantizer
 from fpld.planner.forecast import Forecast
 from fpld.protocol.shared_prior import estimate_notes_bytes
 from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.protocol.written import least_bits
 from fpld.registry import codecs
 from fpld.report.run import read_run_data
 from fpld.storage.files import read_json
@@ -155,7 +156,8 @@ class PlanInputs:
     def uplinks(self) -> Uplinks:
         """Return the uplinks of a round; the paper's channel has no frames and accepts any number of bits."""
         codec, overhead = (self.codec, OVERHEAD_BYTES) if self.channel == "wire" else (None, 0)
-        return Uplinks(self.sites, self.all_contexts, self.vocab, self.deadline, codec, overhead)
+        text = least_bits(self.written)
+        return Uplinks(self.sites, self.all_contexts, self.vocab, self.deadline, codec, overhead, text)
 
     def caps(self) -> Floats:
         """Return the most bits per probe context of each site; raise BudgetError if one cannot reach its floor."""

@@ -44,6 +44,18 @@ HEADER = struct.Struct("<IIII32s")
 _ENTRY_BYTES = 2
 
 
+def least_bits(written: int) -> float:
+    """Return the least bits per context of a plan with `written` contexts, 0 without any.
+
+    The labels on public contexts may take all bits of these, so the header has to fit into those of the written ones:
+    whole bytes of them, hence a bit more.
+
+    >>> least_bits(77)
+    5.0
+    """
+    return (8 * HEADER.size + 1) / written if written else 0.0
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class WrittenText:
     """Hold a node's sequences [n, T], how it rounded the prior of their contexts, and its labels on them.

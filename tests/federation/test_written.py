@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.kill_and_resume import begin, finish, kill, result
+from fpld.cli import main
 from fpld.config import parse_config
 from fpld.engines.local import run_local
 from fpld.federation import lessons, rounds, workers
 from fpld.node import round as node_round
 from fpld.node import writing
-from fpld.protocol.written import HEADER
+from fpld.protocol.written import HEADER, least_bits
 from tests.federation.conftest import CONFIG, write_texts
 
 if TYPE_CHECKING:
@@ -93,6 +94,23 @@ def test_sites_that_write_nothing_send_labels_all_the_same(tmp_path: Path) -> No
     loss = run(file, tmp_path / "run")
     assert loss["fpld"] < loss["base"]
     assert trace(tmp_path / "run")[0]["written"] == [0, 0, 0]
+
+
+def test_a_budget_without_room_for_the_header_of_written_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels on public contexts may take all bits of these, so the header needs those of the written ones."""
+    file = configured(tmp_path, rounds=1)
+    text = file.read_text().replace(f"contexts = {WRITTEN}\n\n[combine]", "contexts = 16\n\n[combine]")
+    needed = least_bits(16)
+    file.write_text(text.replace("bits = 0.5", f"context_bits = {0.99 * needed}"))
+    assert main(["check", str(file), "--json"]) == 2
+    wrong = {row["key"]: row["says"] for row in json.loads(capsys.readouterr().out)["rows"] if row["state"] == "wrong"}
+    assert wrong.keys() == {f"nodes[{node}].context_bits" for node in range(3)}
+    assert "written text beside its labels needs" in wrong["nodes[0].context_bits"]
+    file.write_text(text.replace("bits = 0.5", f"context_bits = {needed}"))
+    run(file, tmp_path / "run")
+    assert trace(tmp_path / "run")[0]["payload_bytes"] > 0
 
 
 @pytest.mark.slow
