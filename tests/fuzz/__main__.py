@@ -24,11 +24,12 @@ def main() -> int:
     if arguments.bounds:  # before numba is imported, and in a cache of their own
         cache = Path(tempfile.gettempdir()) / "fpld-fuzz-kernels"
         os.environ.update(NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(cache))
-    from tests.fuzz import files, wires
+    from tests.fuzz import files, sent, wires
     from tests.fuzz.target import FoundError, run
 
     logging.disable(logging.CRITICAL)
-    targets = [t for t in (*wires.TARGETS, *files.TARGETS) if not arguments.only or t.name in arguments.only]
+    every = (*wires.TARGETS, *sent.TARGETS, *files.TARGETS)
+    targets = [target for target in every if not arguments.only or target.name in arguments.only]
     seed = int(time.time()) if arguments.seed is None else arguments.seed
     counts: Counter[str] = Counter()
     found = 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -44,6 +46,19 @@ def run(target: Target, folder: Path, *, seed: int, examples: int | None = None,
             raise FoundError(f"{example}: {type(error).__name__}: {error}") from error
         number += 1
     return tried
+
+
+@contextmanager
+def limited_memory(most: int) -> Iterator[None]:
+    """Raise `AssertionError` if more than so many bytes were allocated at a time, touched or not."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    if peak > most:
+        raise AssertionError(f"{peak} bytes were allocated, at most {most} may be")
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:

@@ -13,25 +13,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from fpld.budget.policy import Budget
 from fpld.codecs import encode, make_prior
 from fpld.codecs.base import MAX_LOGIT
-from fpld.codecs.prior import ArrayPrior, coarse_grid
-from fpld.codecs.samples.codec import SAMPLES
-from fpld.codecs.text import decode_tokens, encode_tokens
-from fpld.codecs.updates import check_update, decode_update, encode_update
 from fpld.engines.flower.messages import FRAME, content_bytes, pack_fields, read_field
 from fpld.engines.flower.patches.receive import SLACK_BYTES, SentMessage
 from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
 from fpld.protocol import Aggregator, Node, Settings, Task
 from fpld.protocol.states import AGGREGATOR, AggregatorEvent, AggregatorPhase
 from fpld.protocol.wire import HEADER, decode_frame, encode_frame
-from fpld.protocol.written import HEADER as WRITTEN_HEADER
-from fpld.protocol.written import decode_reply
 from fpld.registry import codecs
 from fpld.storage.arrays import dump_arrays, parse_arrays
-from fpld.target import Target as SparseTarget
 from tests.engines.flower.link import NODE, Link, LinkedGrid, pulled
 from tests.fuzz.target import Target, disturbed, mutated
 from tests.helpers import make_plan
-from tests.protocol import test_written as written_scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,92 +256,6 @@ def replies(_folder: Path) -> Once:
     return once
 
 
-def texts(_folder: Path) -> Once:
-    """Codes of text, altered or random: refused, or the one code of the text that they decode to."""
-    rows = []
-    for vocab, count, length in ((2, 3, 40), (24, 4, 6), (1000, 2, 30), (65536, 1, 9)):
-        sequences = np.random.default_rng(vocab).integers(vocab, size=(count, length)).astype(np.int32)
-        rows.append((vocab, sequences, encode_tokens(sequences, vocab, capacity=1 << 12)))
-
-    def once(rng: np.random.Generator) -> int:
-        vocab, sequences, code = rows[int(rng.integers(len(rows)))]
-        data = mutated(code, rng) if rng.random() < 0.7 else rng.bytes(int(rng.integers(len(code) + 3)))
-        with contextlib.suppress(FrameError):
-            decoded = decode_tokens(data, sequences[:, 0], sequences.shape[1], vocab)
-            if decoded.max() >= vocab or encode_tokens(decoded, vocab, capacity=1 << 12) != data:
-                raise AssertionError("a code was taken that no encoder writes")
-        return 1
-
-    return once
-
-
-def written(_folder: Path) -> Once:
-    """Replies with written text, altered anywhere or in one part of them: refused, or sound down to their labels."""
-    plan = written_scene.plan()
-    sent = written_scene.reply(plan)
-    parts = [sent.public, sent.text, sent.written.notes.entries.tobytes(), sent.written.labels]
-
-    def altered(rng: np.random.Generator) -> bytes:
-        """Return a payload with one part altered, below a header that fits it."""
-        place = int(rng.integers(4))
-        changed = [mutated(part, rng) if place == index else part for index, part in enumerate(parts)]
-        changed[2] = changed[2][: len(changed[2]) // 2 * 2]
-        lengths = [len(part) for part in changed]
-        head = (lengths[0], len(sent.written.sequences), lengths[1], lengths[2] // 2, sent.written.notes.digest)
-        return WRITTEN_HEADER.pack(*head) + b"".join(changed)
-
-    def once(rng: np.random.Generator) -> int:
-        data = mutated(sent.payload, rng) if rng.random() < 0.4 else altered(rng)
-        with contextlib.suppress(FrameError):
-            _read_written(data[: plan.budget_bytes], plan)
-        return 1
-
-    return once
-
-
-def _read_written(data: bytes, plan: Plan) -> None:
-    """Read a reply as an aggregator does, but for the digest of the prior: so its labels are decoded more often."""
-    found = decode_reply(data, plan, written_scene.PROBE)
-    SAMPLES.reader(found.labels, plan.public).check()
-    text = found.written
-    if text is None:
-        return
-    shape = text.sequences.size, plan.vocab
-    if text.sequences.min() < 0 or text.sequences.max() >= plan.vocab or text.sequences.size > plan.written:
-        raise AssertionError("sequences were taken that nobody was asked for")
-    blocks = text.notes.apply(written_scene.predicted(text.sequences), shape, coarse_grid(plan.vocab))
-    prior = ArrayPrior(np.concatenate(list(blocks)))
-    for part in SAMPLES.reader(text.labels, text.plan(plan, prior)).sparse():
-        SparseTarget.sparse(part.starts, part.tokens, part.changes, vocab=plan.vocab)
-
-
-def updates(_folder: Path) -> Once:
-    """Updates of weights, altered or random: refused by both readers alike, or finite weights of the right shapes."""
-    rng = np.random.default_rng(6)
-    like: dict[str, np.ndarray] = {
-        "embedding": rng.normal(0, 0.2, (24, 32)).astype(np.float32),
-        "norm": rng.normal(size=32),
-    }
-    codes = [encode_update(like, bits=bits, seed=3) for bits in (1, 2, 2.5, 3, 8)]
-
-    def once(rng: np.random.Generator) -> int:
-        code = codes[int(rng.integers(len(codes)))]
-        data = mutated(code, rng) if rng.random() < 0.9 else rng.bytes(int(rng.integers(len(code) + 3)))
-        try:
-            check_update(data, like)
-        except FrameError:
-            with contextlib.suppress(FrameError):
-                decode_update(data, like, seed=3)
-                raise AssertionError("an update was decoded that the check refuses") from None
-            return 1
-        for name, array in decode_update(data, like, seed=3).items():
-            if array.shape != like[name].shape or not np.isfinite(array).all():
-                raise AssertionError(f"{name} of an update that was taken is {array.shape}, or not finite")
-        return 1
-
-    return once
-
-
 TARGETS = [
     Target("frames", "frames", 4, frames),
     Target("headers", "frames", 1, headers),
@@ -357,7 +263,4 @@ TARGETS = [
     Target("events", "protocol events", 5, events),
     Target("tasks", "tasks", 1, tasks),
     Target("replies", "replies", 1, replies),
-    Target("texts", "codes of text", 2, texts),
-    Target("written", "replies with written text", 4, written),
-    Target("updates", "updates of weights", 2, updates),
 ]
