@@ -63,7 +63,7 @@ def run_lines(rows: list[Row]) -> list[str]:
         ]
         for row in rows
     ]
-    head = ["method", "nats per token", "behind fpld", "uplink", "downlink"]
+    head = ["method", "nats per token", "difference to fpld", "uplink", "downlink"]
     if any(row.get("windows_se") for row in rows):  # an error that has windows of text as units, not seeds
         for line, row in zip(body, rows, strict=True):
             line.insert(3, "" if row.get("windows_se") is None else f"{row['windows_se']:.3f}")
@@ -78,7 +78,7 @@ def policy_lines(texts: dict[str, list[list[Row]]]) -> list[str]:
         rows = [next(row for row in runs[run] if row["method"] == method) for runs in texts.values()]
         losses = [shown(row["heldout_loss"], row["heldout_se"]) for row in rows]
         body.append([policy, name, size(max(row["uplink_bytes"] for row in rows)), *losses])
-    return grid(("what may leave a site", "method", "uplink, at most", *texts), body)
+    return grid(("what may leave a node", "method", "uplink, at most", *texts), body)
 
 
 def node_lines(rows: list[Row]) -> list[str]:
@@ -96,7 +96,7 @@ def student_lines(rows: list[Row]) -> list[str]:
         behind = "" if row["codec"] == "samples" else shown(row["behind"], row["behind_se"], sign="+")
         loss = shown(row["heldout_loss"], row["heldout_se"])
         body.append([f"{row['megabytes']:g} MB", f"`{row['codec']}`", f"{row['contexts']:,}", loss, behind])
-    return grid(("uplink of all nodes", "codec", "contexts", "nats per token", "behind `samples`"), body)
+    return grid(("uplink of all nodes", "codec", "contexts", "nats per token", "difference to `samples`"), body)
 
 
 def privacy_lines(rows: list[Row]) -> list[str]:
