@@ -11,6 +11,7 @@ out: it carries files, and processes are new.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import socket
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -31,8 +31,29 @@ from fpld.engines.flower.launch.processes import free_port
 EXAMPLE = Path(__file__).parent.parent / "examples/flower/federation.toml"
 
 
+class Turns:
+    """Which way the last bytes of a connection went, and whether its handshake is over."""
+
+    def __init__(self) -> None:
+        self._last = "up"
+        self._handshake = True
+
+    def is_request(self, way: str) -> bool:
+        """Note that bytes go a way; return whether a request begins with them."""
+        begins = way == "up" and self._last == "down"
+        self._last = way
+        if begins and self._handshake:
+            self._handshake = False
+            return False
+        return begins
+
+
 class Relay:
-    """Pass connections on, and count what goes up (to the aggregator) and down."""
+    """Pass connections on, and count what goes up (to the aggregator) and down, in bytes and in requests.
+
+    A request is bytes that go up after bytes that came down: over TLS nothing else can be told apart. The first turn of
+    a connection is its handshake's.
+    """
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -49,18 +70,22 @@ class Relay:
             except OSError:
                 inside.close()
                 continue
+            turns = Turns()
             for way, source, sink in (("up", inside, outside), ("down", outside, inside)):
-                threading.Thread(target=self._pump, args=(way, source, sink), daemon=True).start()
+                threading.Thread(target=self._pump, args=(way, source, sink, turns), daemon=True).start()
 
-    def _pump(self, way: str, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, way: str, source: socket.socket, sink: socket.socket, turns: Turns) -> None:
         try:
             while data := source.recv(1 << 16):
                 self.bytes[way] += len(data)
+                self.bytes["requests"] += turns.is_request(way)
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:
-            source.close()
-            sink.close()
+            # Not closed: another thread reads from them, and would never hear of that.
+            for end in (source, sink):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
 
 def fpld(*arguments: object) -> list[str]:
@@ -75,17 +100,21 @@ class Rounds:
         self._trace = out / "fpld/trace.jsonl"
         self._relays = relays
         self.seen: list[dict[str, Counter[str]]] = []
+        self._over = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        while True:
+        while not self._over.wait(0.05):
             closed = len(self._trace.read_bytes().splitlines()) if self._trace.exists() else 0
             while len(self.seen) < closed:
                 self.seen.append({name: Counter(relay.bytes) for name, relay in self._relays.items()})
-            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
 
     def of(self, name: str, way: str) -> list[int]:
-        """Return a node's bytes in each round after the first."""
+        """Return a node's bytes, or requests, in each round after the first."""
         counts = [seen[name][way] for seen in self.seen]
         return [later - earlier for earlier, later in pairwise(counts)]
 

@@ -29,10 +29,13 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.engines.flower.conftest import NAMES
 from tests.engines.flower.machines import Machines, rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 KINDS = ("node", "superlink", "aggregator")
 ROUNDS = 24  # of a federation
@@ -47,8 +50,17 @@ Row = dict[str, Any]
 class Lab:
     """A deployment whose parts are killed."""
 
-    def __init__(self, folder: Path, rng: random.Random, *changes: tuple[str, str], rounds: int = ROUNDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rng: random.Random,
+        *changes: tuple[str, str],
+        rounds: int = ROUNDS,
+        prepare: Callable[[Machines], None] = lambda _machines: None,
+    ) -> None:
+        """Start a deployment; `prepare` may change its files before anything has started."""
         self.machines = Machines(folder, ("rounds = 3", f"rounds = {rounds}"), *changes)
+        prepare(self.machines)
         self._rng = rng
         self._rounds = rounds
         self._starts = 0
