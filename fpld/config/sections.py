@@ -76,7 +76,7 @@ class RunSection(Section):
     quorum: Count | None = None
     """How many nodes must answer for a round to count (none: all that are asked)."""
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Which part of the nodes is asked in a round, drawn anew by the seed for each round (none: all of them)."""
+    """Which part of the nodes is asked in a round, drawn again by the seed for each round (none: all of them)."""
     deadline: Positive | None = None
     """Seconds after which a round closes with those that answered. A late node is in the next round again."""
     continuations: Annotated[int, Field(ge=0, le=20)] = 3
@@ -151,7 +151,7 @@ class DataSection(Section):
     """How many tokens of the held-out text are used."""
     limit: Count | None = None
     """Most bytes of text that a node uses, held-out text and all (none: all of its text). With a limit, documents are
-    drawn at random by the seed, and the last one is cut. A site's own `limit` counts if it is smaller."""
+    drawn at random by the seed, and the last one is cut. A node's own `limit` counts if it is smaller."""
 
 
 class ProbeSection(Section):
@@ -181,8 +181,8 @@ class WrittenSection(Section):
     temperature: Positive = 1.0
     """Divides the logits that tokens are drawn by."""
     private_run: Annotated[int, Field(ge=0)] = 8
-    """A sequence is written anew if it has a run of this many tokens that stands in the node's private text and not in
-    the probe set. 0: nodes write nothing. A site's own setting counts if it is stricter."""
+    """A sequence is written again if it has a run of this many tokens that stands in the node's private text and not in
+    the probe set. 0: nodes write nothing. A node's own setting counts if it is stricter."""
 
 
 class SendSection(Section):
@@ -199,7 +199,7 @@ class LabelsSection(Section):
     over: Literal["tokens", "strings"] = "tokens"
     """`tokens`: the next token of one tokenizer that all models share. `strings`: what comes next in the text, as one
     of the symbols of an alphabet, asked where every tokenizer has a boundary: [probe] `length` and `contexts` then
-    count such places."""
+    count such positions."""
     symbols: Annotated[int, Field(ge=257, le=65536)] = 2048
     """How many symbols the alphabet has at most: the most frequent words and beginnings of words of the public text,
     and all single bytes."""
@@ -220,7 +220,7 @@ class TokenizerSection(Section):
 
 
 class NodeSection(Section):
-    """[[nodes]]: a site, and the most that it may send."""
+    """[[nodes]]: a node, and the most that it may send."""
 
     name: Name
     """The node's name."""
@@ -322,7 +322,8 @@ class CombineSection(Section):
     broadcast: Literal["weights", "logits"] = "weights"
     """What goes to the nodes: the student's weights, or the combined logits where nodes cannot run the student."""
     weight_bits: Literal[16, 32] = 32
-    """Bits of each of the student's weights; with 16 all ends go on from rounded ones, and half the bytes go down."""
+    """Bits of each of the student's weights. With 16, nodes and aggregator continue from rounded ones, and the downlink
+    takes half the bytes."""
 
 
 class TrainSection(Section):
@@ -353,14 +354,14 @@ class TrainSection(Section):
 
 
 class PrivacySection(Section):
-    """[privacy]: what nodes promise about each unit of their text, over all rounds (`fpld.privacy`)."""
+    """[privacy]: what nodes guarantee about each unit of their text, over all rounds (`fpld.privacy`)."""
 
     epsilon: Positive
-    """The promise, over all rounds together. Smaller is stronger."""
+    """The guarantee, over all rounds together. Smaller is stronger."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """The chance that the promise leaves out."""
+    """The probability with which the guarantee may fail."""
     unit: Literal["window", "document"] = "document"
-    """What the promise is about: a window of tokens, or a document with those of its group."""
+    """What the guarantee is about: a window of tokens, or a document with those of its group."""
     trained: Literal["all", "subspace"] = "all"
     """What is trained: all weights, or the `numbers` in which public text moves the model most
     (`fpld.students.subspace`). `local.rate` is then a share of the step of Newton's method, 0.1 if none is set."""
@@ -396,7 +397,7 @@ class EngineSection(Section):
     """What `fpld aggregator` changes of Flower: all that fits its version (`auto`), nothing (`none`), or a list."""
     device: Device = "auto"
     """Where models are computed that have no `device` in their own table: `cuda`, `mps`, `cpu`, or the first of these
-    that is there (`auto`). It holds for this machine; a site has its own `device` in `node.toml`."""
+    that is there (`auto`). It holds for this machine; a node of a deployment has its own `device` in `node.toml`."""
     threads: Count = 1
     """Threads of PyTorch in each process. The last bits of a result depend on their number."""
     dtype: Precision = "auto"
