@@ -157,7 +157,7 @@ class HuggingFaceConfig:
     """Scale of the adapters."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the pretrained weights. `bfloat16` halves their memory and needs adapters; machines then agree on
-    the student's prediction in fewer places."""
+    the student's prediction in fewer positions."""
     length: int = 64
     """Window of training in tokens."""
     batch: int = 4
