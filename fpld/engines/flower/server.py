@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import secrets
+import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fpld import config as configuration
 from fpld.engines.flower.credentials import AGGREGATOR_KEY, PublicKeys, is_revoked, public_key_file, run_secret
+from fpld.engines.flower.launch.processes import end_with_parent
 from fpld.engines.flower.log import FlowerLogHandler, FolderLogHandler
 from fpld.engines.flower.messages import check_message_sizes
 from fpld.engines.flower.patches import choose
@@ -89,6 +91,8 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        if RUN_VARIABLE in os.environ:  # a process of `fpld aggregator`'s, with which it ends
+            end_with_parent(signal.SIGKILL)
         options = {**context.run_config, **json.loads(os.environ.get(RUN_VARIABLE, "{}"))}
         if options.get("folder"):
             os.chdir(str(options["folder"]))

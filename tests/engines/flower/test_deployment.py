@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ from tests.engines.flower.machines import Machines, rounds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
 
 pytestmark = [
     pytest.mark.slow,
@@ -70,11 +73,21 @@ def test_a_stop_is_clean(machines: Callable[..., Machines]) -> None:
     some.aggregator()
     some.wait_for(lambda: "admitted" in some.said("aggregator"), 120)
     assert some.end("aggregator") == 128 + signal.SIGTERM
-    assert some.said("aggregator").endswith("stopped; --resume goes on from the last closed round\n")
+    assert some.said("aggregator").endswith("stopped; --resume continues from the last closed round\n")
     some.wait_for(lambda: not some.processes(), 20)
 
 
+@pytest.fixture
+def nobody_reaps() -> Iterator[None]:
+    """Adopt orphans and reap none of them, as the first process of a container may."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    yield
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("nobody_reaps")
 def test_stock_flower_gives_the_same_after_a_kill(machines: Callable[..., Machines]) -> None:
     """With `patches = "none"` at both ends: Flower's own programs, no name replaced, TLS and keys as ever.
 

@@ -108,7 +108,7 @@ class ChildProcess:
                 stderr=subprocess.STDOUT,
                 env={**flower_environment(home), **(more or {})},
                 start_new_session=True,
-                preexec_fn=partial(_prepare_child, orphaned),
+                preexec_fn=partial(prepare_child, orphaned),
             )
 
     @property
@@ -181,12 +181,21 @@ def check_port(host: str, port: int) -> None:
             ) from None
 
 
-def _prepare_child(by: signal.Signals) -> None:
+def prepare_child(by: signal.Signals) -> None:
     """Have the kernel end this child with its parent, and let it be interrupted.
 
     Flower's programs end with the process that started them by raising SIGINT in themselves. A shell starts background
     jobs with SIGINT ignored, which children inherit: a ServerApp would then outlive a killed aggregator.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent(by)
+
+
+def end_with_parent(by: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent ends (on Linux).
+
+    Flower's programs look whether the process that started them is there. One that has ended is, until it is reaped,
+    which the first process of a container may do late or never.
+    """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, by)

@@ -13,16 +13,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld import config as configuration
 from fpld.engines.flower.credentials import PublicKeys, is_revoked, public_key_file
 from fpld.engines.flower.launch.aggregator import KILLED_CODE, RunnerJob
-from fpld.engines.flower.launch.processes import LaunchError, find_program
+from fpld.engines.flower.launch.processes import LaunchError, find_program, prepare_child
 from fpld.engines.flower.log import FolderLogHandler
 from fpld.engines.flower.patches import choose, is_on
 from fpld.engines.flower.patches.retry import retry_sooner
@@ -173,7 +175,9 @@ class StockRun:
         run = {"config": self._job.config, "out": self._job.out, "folder": str(Path.cwd())}
         if self._job.seed is not None:
             run["seed"] = self._job.seed  # type: ignore[assignment]
-        return subprocess.Popen(command, env={**os.environ, RUN_VARIABLE: json.dumps(run)})  # noqa: S603 - our own
+        environment = {**os.environ, RUN_VARIABLE: json.dumps(run)}
+        prepare = partial(prepare_child, signal.SIGKILL)
+        return subprocess.Popen(command, env=environment, preexec_fn=prepare)  # noqa: S603 - our own
 
     def _wait_for_end(self, superexec: subprocess.Popen[bytes], run: str) -> int:
         """Wait until the run's status says how it ended; return `KILLED_CODE` if its process ended without that."""
