@@ -39,7 +39,7 @@ EXPECTED = {  # the least that the trace must say of each
     "a pickle in the place of a frame": "bytes of type fpld.frame/1 must come here",
     "an error text of 1.5 MB with escape sequences": "its reply is too long",
     "a reply of 64 MiB": "its reply is too long",
-    "a piece named 30,000 times (3 GB from 100 kB)": "its reply holds 3",
+    "a chunk named 30,000 times (3 GB from 100 kB)": "its reply holds 3",
     "a reply that is announced and never whole": "no answer within",
 }
 EVIL_CLIENT = """\

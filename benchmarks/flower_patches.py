@@ -8,19 +8,21 @@ peace:
 
 - seconds of a round beyond the slowest node's work; bytes and requests of a node in a round, TLS included. Medians over
   nodes and rounds, the first round left out;
-- the most memory that the processes of a node held (the mean over nodes), and those of the aggregator, what processes
-  share counted in parts.
+- processor seconds of a round, of a node's processes (the mean over nodes) and of the aggregator's;
+- the most memory that these processes have held, what they share counted in parts.
 
 Then SIGKILL takes a node and the aggregator by turns, at random moments of a round, and the seconds count until a
 message of the run comes again. At last the trace is compared with that of an undisturbed run, as far as it has come.
 
-Rows are kept in the folder one by one, and those that are there already count: the same command goes on.
+Rows are kept in the folder, and the kills that are there already count: the same command, or one with more kills, goes
+on. With `--kills 0` nothing is killed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import sys
@@ -49,24 +51,38 @@ KINDS = ("node", "aggregator")
 CHOICES = (NONE, *(patch.name for patch in PATCHES), ALL)
 ROUNDS_PER_KILL = 3  # which a federation has for each kill
 PEACE_SECONDS = 900.0  # in which the rounds before the first kill must be done
-MEMORY_SECONDS = 1.0  # between two looks at memory
+LOOK_SECONDS = 0.5  # between two looks at processes
+TICKS = os.sysconf("SC_CLK_TCK")
 
 Row = dict[str, Any]
 
 
-class Memory:
-    """The most megabytes that each node and the aggregator have held."""
+class Usage:
+    """Memory and processor time of the processes of each node and of the aggregator.
+
+    A process is looked at as long as it lives: what it does after the last look is not counted.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.peak = dict.fromkeys((*NAMES, "aggregator"), 0.0)
         self._folders = {name: folder / "nodes" / name for name in NAMES} | {"aggregator": folder / "flower"}
+        self._seconds: dict[str, dict[int, float]] = {name: {} for name in self._folders}
         self._over = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
+    def seconds(self) -> dict[str, float]:
+        """Return the processor seconds of each so far."""
+        return {name: sum(list(each.values())) for name, each in self._seconds.items()}
+
     def _look(self) -> None:
-        while not self._over.wait(MEMORY_SECONDS):
+        while not self._over.wait(LOOK_SECONDS):
             for name, folder in self._folders.items():
-                self.peak[name] = max(self.peak[name], sum(pss(process) for process, _ in processes(folder)))
+                identities = [identity for identity, _ in processes(folder)]
+                self.peak[name] = max(self.peak[name], sum(map(pss, identities)))
+                for identity in identities:
+                    with suppress(OSError):
+                        fields = Path(f"/proc/{identity}/stat").read_text().rsplit(")", 1)[1].split()
+                        self._seconds[name][identity] = (int(fields[11]) + int(fields[12])) / TICKS
 
     def stop(self) -> None:
         """Look no more."""
@@ -91,20 +107,28 @@ def prepare(machines: Machines, choice: str, relays: dict[str, Relay]) -> None:
 def costs(lab: Lab, seen: Rounds, count: int) -> Row:
     """Wait for the first rounds; return what each but the first has cost."""
     machines = lab.machines
-    memory = Memory(machines.folder)
+    usage = Usage(machines.folder)
+    machines.wait_for(lambda: seen.seen, PEACE_SECONDS)
+    before = usage.seconds()
     machines.wait_for(lambda: len(seen.seen) >= count, PEACE_SECONDS)
-    memory.stop()
+    after = usage.seconds()
+    usage.stop()
     seen.stop()
     lines = rounds(machines)[1:count]
     work = [worked(machines.folder / "nodes" / name) for name in NAMES]
     fixed = [line["seconds"]["local"] - max(each[line["round"]] for each in work) for line in lines]
-    moved = {way: median(value for name in NAMES for value in seen.of(name, way)) for way in ("up", "down", "requests")}
+    moved = {way: round(median(v for name in NAMES for v in seen.of(name, way))) for way in ("up", "down", "requests")}
+    processor = {name: (after[name] - before[name]) / len(lines) for name in after}
     return {
         "rounds": len(lines),
         "fixed_seconds": round(median(fixed), 2),
-        **{f"{way}_bytes" if way != "requests" else way: round(value) for way, value in moved.items()},
-        "node_mb": round(mean(memory.peak[name] for name in NAMES)),
-        "aggregator_mb": round(memory.peak["aggregator"]),
+        "up_bytes": moved["up"],
+        "down_bytes": moved["down"],
+        "requests": moved["requests"],
+        "node_cpu": round(mean(processor[name] for name in NAMES), 2),
+        "aggregator_cpu": round(processor["aggregator"], 2),
+        "node_mb": round(mean(usage.peak[name] for name in NAMES)),
+        "aggregator_mb": round(usage.peak["aggregator"]),
     }
 
 
@@ -153,6 +177,14 @@ def measure(choice: str, kills: int, count: int, rng: random.Random) -> Row:
                     process.wait()
 
 
+def add_kills(row: Row, found: Row) -> None:
+    """Add the kills of one more deployment to the row of a choice."""
+    for kind in KINDS:
+        row[f"{kind}_kills"] += found[f"{kind}_kills"]
+    row["compared"] += found["compared"]
+    row["same"] = row["same"] and found["same"]
+
+
 def worst(seconds: Sequence[float | None]) -> str:
     """Return how many kills there were, and the median and longest seconds to heal."""
     values = sorted(PATIENCE if value is None else value for value in seconds)
@@ -184,11 +216,19 @@ def main() -> int:
     if file.exists():
         kept = json.loads(file.read_text())
     for choice in a.choices.split(","):
-        if choice not in [row["patches"] for row in kept["rows"]]:
-            begun = time.monotonic()
-            kept["rows"].append(measure(choice, a.kills, a.rounds, random.Random(f"{a.seed}/{choice}")))  # noqa: S311
-            sys.stderr.write(f"{kept['rows'][-1]} ({time.monotonic() - begun:.0f} s)\n")
-            file.write_text(json.dumps(kept, indent=1) + "\n")
+        row = next((row for row in kept["rows"] if row["patches"] == choice), None)
+        left = a.kills if row is None else a.kills - min(len(row[f"{kind}_kills"]) for kind in KINDS)
+        if row is not None and left <= 0:
+            continue
+        begun = time.monotonic()
+        found = measure(choice, left, a.rounds, random.Random(f"{a.seed}/{choice}/{left}"))  # noqa: S311
+        sys.stderr.write(f"{found} ({time.monotonic() - begun:.0f} s)\n")
+        if row is None:
+            kept["rows"].append(found)
+        else:
+            add_kills(row, found)
+        kept["command"] = command
+        file.write_text(json.dumps(kept, indent=1) + "\n")
     report(kept["rows"])
     return int(not all(row["same"] for row in kept["rows"]))
 

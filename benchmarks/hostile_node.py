@@ -137,7 +137,7 @@ TRAIN: Mapping[str, Callable[[Scene], RecordDict]] = {
     "a pickle in the place of a frame": pickled,
     "an error text of 1.5 MB with escape sequences": shouting,
     "a reply of 64 MiB": lambda _scene: framed(np.random.default_rng(0).bytes(HUGE)),
-    "a piece named 30,000 times (3 GB from 100 kB)": folded,
+    "a chunk named 30,000 times (3 GB from 100 kB)": folded,
     "a reply that is announced and never whole": slow,
 }
 """What is sent in the place of a frame: one a round, in this order."""

@@ -1,9 +1,9 @@
-"""Check the prose of README and docs: lines, sentences, words that tell history, and a few rules of proselint.
+"""Check the prose of README and docs: lines, sentences, words that tell history, old words, a few rules of proselint.
 
     python docs/check_prose.py            all pages
     python docs/check_prose.py --long     also list sentences above the length that is the rule
 
-Part of `make lint`. CONTRIBUTING.md has the style in ten lines.
+Part of `make lint`. CONTRIBUTING.md has the style in ten lines, and the list of words (`docs/check_words.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from docs import check_words  # noqa: E402 (from the checkout, also as a script)
+
 LINE = 120  # characters; tables and code may be longer
 # words of a sentence: the rule, the most, and which share of a page may break the rule
 RULE = 25
@@ -122,13 +126,16 @@ def proselint(paths: list[Path]) -> list[str]:
 
 
 def main() -> int:
-    """Check all pages."""
+    """Check all pages, and the words of the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", type=Path, help="(default: all)")
     parser.add_argument("--long", action="store_true", help="list every sentence above the rule")
     given = parser.parse_args()
     paths = [path.resolve() for path in given.pages] or pages()
     found = [str(problem) for path in paths for problem in check(path, long=given.long)] + proselint(paths)
+    words = check_words.read_words()
+    for path in paths if given.pages else [*check_words.pages(), *check_words.program()]:
+        found += [str(Problem(path, use.line, str(use))) for use in check_words.old_words(path, words)]
     print("\n".join(found) if found else f"prose: {len(paths)} pages, nothing found")
     return 1 if found else 0
 

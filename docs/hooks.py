@@ -1,7 +1,11 @@
-"""Hooks of the documentation site: what is made from the code while `make docs` builds it.
+"""Hooks of the documentation: what is made from the code, by `make docs` or alone.
+
+    python docs/hooks.py             write the reference pages that differ from the code
+    python docs/hooks.py --check     name them, and exit with 1 if there are any
 
 - reference/commands.md from the parsers, reference/configuration.md from the configuration's classes and the strings
-  below their fields, reference/presets.md from the presets.
+  below their fields, reference/presets.md from the presets. They are files of the checkout, so that links to them work
+  in any file browser; `make docs` writes them again.
 - Files of the repository that a page links to become pages of their own, below source/.
 - Graphs that are written as mermaid text become pictures, so that no page loads a script from outside.
 """
@@ -15,6 +19,7 @@ import inspect
 import os
 import posixpath
 import re
+import sys
 import textwrap
 from dataclasses import MISSING, fields
 from itertools import groupby
@@ -42,8 +47,8 @@ STUDENTS = ("transformer", "ngram", "huggingface")
 OWN = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".sh": "sh", ".txt": "text", ".cff": "yaml"}
 COMMANDS_TEXT = """\
-Made from the parsers: `fpld COMMAND --help` prints the same. Every command takes `--json`: one JSON object on standard
-output and nothing else. Bad input is one line on standard error and exit code 2."""
+Made from the parsers by `make docs`: `--help` of a command prints the same. Every command takes `--json`: one JSON
+object on standard output and nothing else. Bad input is one line on standard error and exit code 2."""
 CONFIGURATION_TEXT = """\
 One TOML file; the [presets](presets.md) are examples. This page is made from `fpld/config/`. A dash in the column of
 defaults: the key must be given. Unknown keys, wrong types and values out of range are errors that name the key;
@@ -54,7 +59,7 @@ The model: `kind`, the fields of that kind, and `device`. Must be given. The voc
 have a table of its own, `[nodes.student]`."""
 DEVICE = """\
 `cuda` or `mps` (an error where PyTorch finds no such GPU), `cpu`, or `auto` (the first of these that is there). It
-holds for every process of this machine. Sites of a deployment have `device` in `node.toml`. None: that of [engine]."""
+holds for every process of this machine. Nodes of a deployment have `device` in `node.toml`. None: that of [engine]."""
 PRESETS_TEXT = """\
 Configurations that come with the package. `fpld run NAME` runs one. Copy one to begin your own;
 [Configuration](configuration.md) has the meaning of each key."""
@@ -65,13 +70,15 @@ _GRAPH = re.compile(r"```mermaid\ngraph TD\n(.*?)```", re.DOTALL)
 # ---- what mkdocs calls
 
 
+def on_pre_build(config: MkDocsConfig) -> None:  # noqa: ARG001
+    """Write the reference pages anew, before mkdocs looks for files."""
+    for path, text in stale_references():
+        path.write_text(text, "utf-8")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
-    made = {
-        "reference/commands.md": commands_page(),
-        "reference/configuration.md": configuration_page(),
-        "reference/presets.md": presets_page(),
-    }
+    """Add the generated pages that are no files of the checkout."""
+    made = {}
     for name, target in OWN.items():
         if (ROOT / name).exists():
             made[target] = _own_page((ROOT / name).read_text("utf-8"))
@@ -100,6 +107,32 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = re.sub(r"(?<=\d) (±) (?=\d)", r"&nbsp;\1&nbsp;", markdown)
     markdown = re.sub(r"(?<=\d) (?=(?:MB|GB|s) \|)", "&nbsp;", markdown)
     return _GRAPH.sub(lambda match: picture(match[1]), _OUTSIDE.sub(local, markdown))
+
+
+# ---- pages that the checkout has
+
+
+def stale_references() -> Iterator[tuple[Path, str]]:
+    """Yield the reference pages that are not as the code makes them, with the text that they should have."""
+    made = {"commands": commands_page, "configuration": configuration_page, "presets": presets_page}
+    for name, page in made.items():
+        path = ROOT / "docs/reference" / f"{name}.md"
+        text = page()
+        if not path.exists() or path.read_text("utf-8") != text:
+            yield path, text
+
+
+def main() -> int:
+    """Write the reference pages that differ from the code, or name them."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--check", action="store_true", help="write nothing")
+    check = arguments.parse_args().check
+    found = list(stale_references())
+    for path, text in found:
+        if not check:
+            path.write_text(text, "utf-8")
+        print(f"{path.relative_to(ROOT)}: {'differs from the code: make docs' if check else 'written'}")
+    return 1 if check and found else 0
 
 
 # ---- files of the repository
@@ -208,10 +241,10 @@ def configuration_page() -> str:
         kind = _section_class(field.annotation)
         heading = f"[[{section}]]" if section == "nodes" else f"[{section}]"
         if kind is None:
-            parts += [f"## {heading} {{#{section}}}", STUDENT_TEXT, *_students()]
+            parts += [f"## {heading}", STUDENT_TEXT, *_students()]
             continue
         must = " Must be given." if field.is_required() else ""
-        parts += [f"## {heading} {{#{section}}}", f"{section_summary(kind)}{must}", _keys(kind)]
+        parts += [f"## {heading}", f"{section_summary(kind)}{must}", _keys(kind)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -233,7 +266,7 @@ def _students() -> Iterator[str]:
             named = hint.get(str(field.type), "") or hint.get(getattr(field.type, "__name__", ""), "")
             shown = named or " or ".join(f"`{value}`" for value in re.findall(r"[\"'](\w+)[\"']", str(field.type)))
             rows.append((f"`{field.name}`", shown, default, said.get(field.name, "")))
-        yield f'### kind = "{kind}" {{#student-{kind}}}'
+        yield f'### kind = "{kind}"'
         yield _table(("key", "type", "default", "meaning"), rows)
 
 
@@ -344,7 +377,7 @@ def presets_page() -> str:
     ]
     for name in names:
         text = config.read_config_text(name)[0].rstrip()
-        parts += [f"## {name}", f"```toml\n{text}\n```"]
+        parts += [f"## `{name}`", f"```toml\n{text}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -393,3 +426,7 @@ def picture(text: str) -> str:
     label = html.escape(", ".join(f"{by} imports {of}" for by, of in edges), quote=True)
     drawn = f'<svg role="img" aria-label="{label}" {size}>{arrow}{"".join(lines)}{"".join(boxes)}</svg>'
     return f'<div class="graph">{drawn}</div>\n'
+
+
+if __name__ == "__main__":
+    sys.exit(main())

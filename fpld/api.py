@@ -119,8 +119,9 @@ def check(config: ConfigSource, *, overrides: Mapping[str, Any] | None = None, c
     >>> [(finding.key, finding.wrong) for finding in fpld.check("demo", overrides={"run.quorum": 9})][:1]
     [('run.quorum', True)]
     """
-    from fpld.baselines import baseline_steps
-    from fpld.federation.preflight import expected_cost, run_preflight
+    from fpld.baselines import baseline_work
+    from fpld.federation.cost import expected_cost
+    from fpld.federation.preflight import run_preflight
 
     if not isinstance(config, Config) and Path(config).name == NODE_FILE:
         from fpld.engines.flower.site.config import check_site
@@ -144,7 +145,7 @@ def check(config: ConfigSource, *, overrides: Mapping[str, Any] | None = None, c
         findings += [Finding("flower", line) for line in missing_files(checked)]
     if any(finding.wrong for finding in findings):
         return findings
-    return [*findings, *expected_cost(checked, baseline_steps=baseline_steps(checked))]
+    return [*findings, *expected_cost(checked, baselines=baseline_work(checked))]
 
 
 def _examine(config: ConfigSource, overrides: Mapping[str, Any] | None) -> tuple[Config | None, list[Finding]]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import asdict, dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +59,23 @@ def labelled(label: ProgressLabel) -> Iterator[None]:
         yield
     finally:
         _label.reset(token)
+
+
+class ProgressContext(NamedTuple):
+    """The label of loops and the phase after them, which a process hands to others that do its work."""
+
+    label: ProgressLabel
+    phase: str
+
+    @classmethod
+    def current(cls) -> Self:
+        """Return those of this context."""
+        return cls(_label.get(), _next.get())
+
+    def run(self, job: Callable[[], Result]) -> Result:
+        """Run a job with this label and this phase."""
+        with labelled(self.label), followed_by(self.phase):
+            return job()
 
 
 @contextmanager

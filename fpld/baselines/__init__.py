@@ -2,7 +2,7 @@
 
 A baseline returns rows of the results table from a `fpld.baselines.context.BaselineContext`. A local run does its
 baselines beside the federation, in the same pool of workers. Before it begins, it adds up the jobs that they submit
-(for the progress bar) and the training steps that they take (for `fpld check`). So each `Baseline` states both for a
+(for the progress bar) and the work that they take (for `fpld check`). So each `Baseline` states both for a
 configuration. A baseline from outside may be a plain function: its cost then counts as 0.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fpld import registry
+from fpld.federation.cost import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,13 +32,13 @@ class Baseline:
         Return the rows of the results table.
     jobs
         Count the jobs that it submits: a training and an evaluation are one each.
-    steps
-        Count its training steps, in steps without differential privacy (`Config.step_cost`).
+    work
+        Count its steps, and the contexts that models predict, write and label for it.
     """
 
     run: Callable[[BaselineContext], list[Row]]
     jobs: Callable[[Config], int]
-    steps: Callable[[Config], int]
+    work: Callable[[Config], Work]
 
     def __call__(self, context: BaselineContext) -> list[Row]:
         """Return the rows of the results table."""
@@ -49,9 +50,9 @@ def baseline_jobs(config: Config) -> int:
     return sum(baseline.jobs(config) for baseline in _costed(config))
 
 
-def baseline_steps(config: Config) -> int:
-    """Count the training steps of all baselines of a run, each as if it were the only one."""
-    return sum(baseline.steps(config) for baseline in _costed(config))
+def baseline_work(config: Config) -> Work:
+    """Count the work of all baselines of a run, each as if it were the only one."""
+    return sum((baseline.work(config) for baseline in _costed(config)), Work())
 
 
 def _costed(config: Config) -> list[Baseline]:

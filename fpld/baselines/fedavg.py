@@ -16,6 +16,7 @@ import numpy as np
 
 from fpld.baselines import Baseline
 from fpld.codecs.updates import decode_update, encode_update
+from fpld.federation.cost import Work, evaluations
 from fpld.node.training import average
 from fpld.seeds import derive_seed
 
@@ -112,12 +113,13 @@ def averaging_jobs(config: Config, counts: Sequence[int] | None = None) -> int:
     return len(counts) + len(config.nodes) * trainings
 
 
-def averaging_steps(config: Config, counts: Sequence[int] | None = None) -> int:
-    """Count the training steps of averaging in each number of rounds: each splits all local steps of all nodes."""
+def averaging_work(config: Config, counts: Sequence[int] | None = None) -> Work:
+    """Count the work of averaging in each number of rounds: each splits all local steps of all nodes."""
     counts = counts or config.baselines.rounds or [config.run.rounds]
     trained = sum(not reuses_models(config, rounds) for rounds in counts)
-    return trained * len(config.nodes) * config.local_steps * config.step_cost
+    steps = trained * len(config.nodes) * config.local_steps * config.step_cost
+    return Work(steps=steps) + evaluations(config, len(counts))
 
 
-FEDAVG = Baseline(partial(_rows, "fedavg", send_float32), averaging_jobs, averaging_steps)
-FEDAVG_1BIT = Baseline(partial(_rows, "fedavg-1bit", send_signs), averaging_jobs, averaging_steps)
+FEDAVG = Baseline(partial(_rows, "fedavg", send_float32), averaging_jobs, averaging_work)
+FEDAVG_1BIT = Baseline(partial(_rows, "fedavg-1bit", send_signs), averaging_jobs, averaging_work)

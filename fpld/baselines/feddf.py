@@ -24,6 +24,7 @@ from fpld.baselines import Baseline
 from fpld.baselines.fedavg import local_round, send_float32
 from fpld.codecs.updates import decode_update, encode_update
 from fpld.data.token_stream import open_text
+from fpld.federation.cost import Work, evaluations, teacher_contexts
 from fpld.node.spec import base_file
 from fpld.node.training import average, open_student
 from fpld.progress import ProgressLabel, followed_by, run_labelled
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 FLOAT_BITS = 32.0
 DEFAULT_BITS = 3.0
+_LONG_TEXT = 1 << 24  # contexts: a text that teachers do not hold in memory
 WRITTEN_CONTEXTS = 64_000
 """Contexts that each model writes where the configuration has no [written]."""
 
@@ -218,22 +220,29 @@ def _jobs(widths: Callable[[Config], list[float]], writing: bool, config: Config
     return 2 * rows + writing * nodes * len(widths(config)) + trainings
 
 
-def _steps(widths: Callable[[Config], list[float]], config: Config) -> int:
-    """Count the steps of all distillations, and those of nodes that are trained in one round."""
-    local = len(config.nodes) * config.local_steps * config.step_cost * (config.run.rounds > 1)
-    return len(widths(config)) * sum(step_counts(config)) + local
+def _work(widths: Callable[[Config], list[float]], writing: bool, config: Config) -> Work:
+    """Count all distillations with what their teachers predict and write, and nodes that are trained in one round."""
+    nodes = len(config.nodes)
+    counts = step_counts(config)
+    written = nodes * written_windows(config) * config.probe.length if writing else 0
+    # The public text is longer than the probe set: how much longer is not known before it is tokenized.
+    public = 0 if writing else _LONG_TEXT
+    taught = [Work(taught=steps, predicted=teacher_contexts(config, steps, public, written)) for steps in counts]
+    row = sum(taught, Work(written=written)) + evaluations(config, len(counts))
+    local = nodes * config.local_steps * config.step_cost * (config.run.rounds > 1)
+    return row * len(widths(config)) + Work(steps=local)
 
 
 FEDDF = Baseline(
-    partial(_rows, "feddf", _float32, public_lesson), partial(_jobs, _float32, False), partial(_steps, _float32)
+    partial(_rows, "feddf", _float32, public_lesson), partial(_jobs, _float32, False), partial(_work, _float32, False)
 )
 FEDDF_KBIT = Baseline(
     partial(_rows, "feddf", few_bits, public_lesson),
     partial(_jobs, few_bits, False),
-    partial(_steps, few_bits),
+    partial(_work, few_bits, False),
 )
 FEDDF_WRITTEN = Baseline(
     partial(_rows, "feddf, written", _any_bits, written_lesson),
     partial(_jobs, _any_bits, True),
-    partial(_steps, _any_bits),
+    partial(_work, _any_bits, True),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fpld.baselines import Baseline
-from fpld.baselines.fedavg import averaging_jobs, averaging_steps, local_round, send_float32
+from fpld.baselines.fedavg import averaging_jobs, averaging_work, local_round, send_float32
 from fpld.federation import workers
 from fpld.node.spec import base_file
 from fpld.progress import ProgressLabel, run_labelled
@@ -35,4 +35,4 @@ def flora(context: BaselineContext) -> list[Row]:
     return [context.row("flora, 1 round", nats.result(), size, size)]
 
 
-FLORA = Baseline(flora, lambda config: averaging_jobs(config, [1]), lambda config: averaging_steps(config, [1]))
+FLORA = Baseline(flora, lambda config: averaging_jobs(config, [1]), lambda config: averaging_work(config, [1]))

@@ -13,6 +13,7 @@ from fpld.baselines import Baseline
 from fpld.baselines.feddf import few_bits
 from fpld.config import SendSection
 from fpld.federation import workers
+from fpld.federation.cost import Work, evaluations, federation_work
 from fpld.federation.evaluation import federation_row
 from fpld.node.spec import base_file
 from fpld.node.training import privacy_budget
@@ -90,11 +91,13 @@ def _alone_jobs(config: Config) -> int:
     return longer if "ensemble" in config.baselines.methods else nodes + longer
 
 
-def _alone_steps(config: Config) -> int:
+def _alone_work(config: Config) -> Work:
     nodes = range(len(config.nodes)) if config.run.rounds > 1 else range(0)
     alone = sum(node_steps(config, node) for node in nodes)
-    longer = sum(node_steps(config, node) + config.distill.steps for node in adopting_nodes(config))
-    return (alone + longer) * config.step_cost
+    adopting = adopting_nodes(config)
+    longer = sum(node_steps(config, node) + config.distill.steps for node in adopting)
+    evaluated = evaluations(config, len(config.nodes) + len(adopting))
+    return Work(steps=(alone + longer) * config.step_cost) + evaluated
 
 
 def pooled(context: BaselineContext) -> list[Row]:
@@ -191,13 +194,19 @@ def _federation_jobs(config: Config) -> int:
     return config.run.rounds * (len(config.nodes) + 2)
 
 
-ALONE = Baseline(alone, jobs=_alone_jobs, steps=_alone_steps)
-POOLED = Baseline(pooled, jobs=lambda _: 2, steps=lambda config: config.local_steps * config.step_cost)
-POOLED_ALL = Baseline(pooled_all, jobs=lambda _: 2, steps=lambda config: all_steps(config) * config.step_cost)
-ENSEMBLE = Baseline(ensemble, jobs=lambda config: len(config.nodes), steps=lambda _: 0)
-UPDATES = Baseline(
-    updates,
-    jobs=lambda config: len(few_bits(config)) * _federation_jobs(config),
-    steps=lambda config: len(few_bits(config)) * config.federation_steps,
+def _pooled_work(config: Config, steps: int) -> Work:
+    return Work(steps=steps * config.step_cost) + evaluations(config, 1)
+
+
+def _updates_work(config: Config) -> Work:
+    return sum((federation_work(updates_variant(config, bits)).all for bits in few_bits(config)), Work())
+
+
+ALONE = Baseline(alone, jobs=_alone_jobs, work=_alone_work)
+POOLED = Baseline(pooled, jobs=lambda _: 2, work=lambda config: _pooled_work(config, config.local_steps))
+POOLED_ALL = Baseline(pooled_all, jobs=lambda _: 2, work=lambda config: _pooled_work(config, all_steps(config)))
+ENSEMBLE = Baseline(
+    ensemble, jobs=lambda config: len(config.nodes), work=lambda config: evaluations(config, len(config.nodes))
 )
-FLOAT32 = Baseline(float32, jobs=_federation_jobs, steps=lambda config: config.federation_steps)
+UPDATES = Baseline(updates, jobs=lambda config: len(few_bits(config)) * _federation_jobs(config), work=_updates_work)
+FLOAT32 = Baseline(float32, jobs=_federation_jobs, work=lambda config: federation_work(float32_variant(config)).all)

@@ -41,10 +41,11 @@ class CommandEntry(NamedTuple):
 
 COMMANDS = {
     "run": CommandEntry(
-        "train one model from text at many nodes; without CONFIG, the demonstration", "fpld.cli.run:COMMAND"
+        "train one model from the text of many nodes, on this machine; without CONFIG, the demonstration",
+        "fpld.cli.run:COMMAND",
     ),
     "check": CommandEntry(
-        "everything that is wrong with a configuration or a node's file, before anything is trained",
+        "list everything that is wrong with a configuration or a node's file; nothing is trained",
         "fpld.cli.run:CHECK",
     ),
     "aggregator": CommandEntry(
@@ -55,37 +56,38 @@ COMMANDS = {
         "make the keys and the file of a node, to join a federation", "fpld.cli.deployment:INIT_NODE"
     ),
     "certs": CommandEntry(
-        "make the aggregator's certificates and key, and the file that nodes join with", "fpld.cli.deployment:CERTS"
+        "make the aggregator's certificates and key, and the file with which nodes join", "fpld.cli.deployment:CERTS"
     ),
     "plan": CommandEntry(
-        "links, deadline, probes -> bits for each site, time, cost, expected loss and its bracket",
+        "from links and a deadline: bits for each node, time, bytes, and the lower and upper bound of the loss",
         "fpld.cli.plan:COMMAND",
     ),
-    "report": CommandEntry("a page and figures of a run, or of several side by side", "fpld.cli.report:COMMAND"),
+    "report": CommandEntry("write a page and figures of a run, or of several side by side", "fpld.cli.report:COMMAND"),
     "dashboard": CommandEntry(
-        "a live page of the runs in a folder, and the planner with sliders", "fpld.cli.dashboard:COMMAND"
+        "serve a live page of the runs in a folder, and the planner with sliders", "fpld.cli.dashboard:COMMAND"
     ),
-    "generate": CommandEntry("let a run's student write text", "fpld.cli.models:GENERATE"),
+    "generate": CommandEntry("generate text with a run's student", "fpld.cli.models:GENERATE"),
     "evaluate": CommandEntry(
-        "the loss of a run's student on a text; at a node, beside the site's own models", "fpld.cli.models:EVALUATE"
+        "the loss of a run's student on a text; at a node, beside the node's own models", "fpld.cli.models:EVALUATE"
     ),
     "audit": CommandEntry(
-        "attack a federation as its aggregator could: canaries in a node's text, and what labels and student tell",
+        "attack a federation as its aggregator could: find canaries of a node's text in its labels and in the student",
         "fpld.cli.audit:COMMAND",
     ),
     "export": CommandEntry(
-        "a run's student for transformers, or its trace as CSV, Parquet or TensorBoard files", "fpld.cli.models:EXPORT"
+        "write a run's student for transformers or llama.cpp, or its trace as CSV, Parquet or TensorBoard files",
+        "fpld.cli.models:EXPORT",
     ),
     "data": CommandEntry(
-        "list the texts and models that can be had, or fetch one into the cache", "fpld.cli.data:COMMAND"
+        "list texts and models that have a name, or fetch them into the cache", "fpld.cli.data:COMMAND"
     ),
     "reproduce": CommandEntry(
-        "the paper's figures and theorems, with our numbers next to the paper's", "fpld.cli.theory:REPRODUCE"
+        "reproduce the paper's figures and theorems, with our numbers next to the paper's", "fpld.cli.theory:REPRODUCE"
     ),
     "allocate": CommandEntry("share a total of bits out to nodes by weight (Theorem 5)", "fpld.cli.theory:ALLOCATE"),
-    "bounds": CommandEntry("every bound of the paper, for given numbers", "fpld.cli.theory:BOUNDS"),
-    "warm": CommandEntry("compile all kernels ahead, once a machine", "fpld.cli.warm:COMMAND"),
-    "bench": CommandEntry("codecs side by side, and the speed of training", "fpld.cli.bench:COMMAND"),
+    "bounds": CommandEntry("compute every bound of the paper, for given numbers", "fpld.cli.theory:BOUNDS"),
+    "warm": CommandEntry("compile all kernels in advance, once per machine", "fpld.cli.warm:COMMAND"),
+    "bench": CommandEntry("compare codecs, and measure their speed and that of training", "fpld.cli.bench:COMMAND"),
 }
 
 
@@ -93,7 +95,7 @@ def parser(commands: Container[str] = COMMANDS) -> argparse.ArgumentParser:
     """Build the parser; those of the commands that are not in `commands` have no arguments, and are not imported."""
     top = argparse.ArgumentParser(
         prog="fpld",
-        description="Federated Probe-Logit Distillation: one language model from text that may not leave its sites.",
+        description="Federated Probe-Logit Distillation: one language model from text that may not leave its owners.",
     )
     top.add_argument("--version", action="version", version=f"fpld {__version__}")
     subparsers = top.add_subparsers(dest="command", required=True, metavar="COMMAND", help="what to do")

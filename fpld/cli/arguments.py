@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,31 +59,32 @@ def rates(text: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What may be sent in a round: bits per coordinate, or bytes in all."""
+    """What may be sent in a round: bits per coordinate, bits per context, or bytes in all."""
 
     value: float
     in_bytes: bool
+    of_context: bool = False
 
     def per_context(self, contexts: int, vocab: int, overhead: int = 0) -> float:
         """Return the payload in bits per probe context; of bytes, what headers and checksums take is taken off."""
         if not self.in_bytes:
-            return self.value * vocab
+            return self.value if self.of_context else self.value * vocab
         if self.value <= overhead:
             raise InputError(f"a size must be more than {overhead} bytes (headers, checksums), got {self.value:g}")
         return 8 * (self.value - overhead) / contexts
 
 
 def sizes(text: str) -> list[Size]:
-    """Parse a comma-separated list of sizes: numbers are bits per coordinate, text such as 20MB is bytes a round."""
+    """Parse a comma-separated list of sizes: `60bits` per context, `20MB` a round, `0.5` bits per coordinate."""
     return [_size(part.strip()) for part in text.split(",")]
 
 
 def _size(text: str) -> Size:
     try:
-        plain = text.replace(".", "", 1).lstrip("+-").isdigit()
-        size = Size(float(text), False) if plain else Size(parse_size(text), True)
+        bits = re.fullmatch(r"([0-9.+-]+)( ?bits?)?", text)
+        size = Size(float(bits[1]), False, bits[2] is not None) if bits else Size(parse_size(text), True)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error}, or a number of bits per coordinate") from None
+        raise argparse.ArgumentTypeError(f"{error}, or bits per context, such as 60bits") from None
     if not 0 < size.value < math.inf:
         raise argparse.ArgumentTypeError(f"must be greater than 0, got {text!r}")
     return size

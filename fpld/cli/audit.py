@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 _EPILOG = """\
 RUN is a configuration, a preset, or the folder of a local run, whose configuration is taken. It is run again in a new
 folder, with canaries in the text of one node, each in or out by a fair coin. Two kinds: `probe` canaries continue a
-public probe sequence with a random token, `text` canaries are windows of the node's held-out text. Three attacks, on
-what the aggregator sees: the node's decoded labels at the canaries' contexts, a surrogate distilled from what this node
-alone has sent, and the student. With [written] also the text that the node's model wrote, as it was sent and as it was
-before the site's check; a second table, copies.json, has the shares of copies. epsilon_lower is shown by the attack
-with 95 % confidence (Steinke et al. 2023), epsilon_upper is what the accountant promises; docs/privacy.md says more.
+public probe sequence with a random token, `text` canaries are windows of the node's held-out text. Three attacks use
+what the aggregator sees: the node's labels at the canaries' contexts, a surrogate distilled from what this node alone
+has sent, and the student. With [written] there is a fourth: the text that the node's model wrote, sent and before
+the node's check. A second table, copies.json, has the shares of copies. In the first table, epsilon_lower is the lower
+bound that the attack shows with 95 % confidence (Steinke et al. 2023). The accountant's guarantee is epsilon_upper; see
+docs/privacy.md.
 Examples:
 
   fpld audit audit --out runs/audit
@@ -65,7 +66,7 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
         result = run_audit(config, text, arguments.out, plan)
     title = f"What the aggregator can tell of {names[plan.node]} ({arguments.out})"
     output.result("audit", result.attacks, title=title)
-    output.table(result.copies, title="Shares that stand in written text: as sent, and before the site's check")
+    output.table(result.copies, title="Shares that stand in written text: as sent, and before the node's check")
     return 0
 
 

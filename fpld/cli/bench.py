@@ -33,20 +33,18 @@ if TYPE_CHECKING:
     from fpld.cli.output import Output, Row
 
 _EPILOG = """\
-Each codec sends the same logits of K nodes within the same bits per coordinate, headers included. kl is from the
-softmax of the nodes' mean logits to that of the mean of what is decoded; speeds are over that of numpy's acc += x.
-Codecs that cannot meet a budget are left out of it. --peers adds codecs to compare with: in a checkout,
-benchmarks.peers has what others do.
-Writes bench-codecs.csv, .png and .svg into the output folder.
+Each codec sends the same logits of K nodes within the same bits, headers included. The column kl is the divergence of
+the decoded mean logits from the nodes' mean logits, after the softmax. Speeds are relative to numpy's acc += x. Codecs
+that cannot meet a budget are left out of it. --peers adds codecs to compare with: in a checkout, benchmarks.peers has
+those of others. Writes bench-codecs.csv, .png and .svg into the output folder.
 
-speed times one thread at V = 32000 and m = 512: encode, decode + add of several nodes, and a whole round at the
-aggregator (check, spool, combine), each in turn with acc += x; medians of processor time. Slow codecs are timed on
-fewer contexts. Writes bench-speed.csv.
+The command `speed` times one thread at V = 32000 and m = 512, by medians of processor time. It times encoding, decoding
+with the sum over nodes, and a whole round at the aggregator, each in turn with acc += x. Slow codecs are timed on fewer
+contexts. Writes bench-speed.csv.
 
-training times the student of a configuration: fine-tuning, labelling (forward and encoding) and distillation, each in
-turn with a bare PyTorch loop of the same model, batch and threads; ratio is by processor time. With the folder of a
-finished run the models and the text are those of the run: labels of random models cost more. Writes
-bench-training.csv. Examples:
+The command `training` times the student of a configuration: fine-tuning, labelling and distillation, each in turn with
+a bare PyTorch loop of the same model, batch and threads. The ratio is of processor times. With the folder of a finished
+run, models and text are those of the run: labels of random models cost more. Writes bench-training.csv. Examples:
 
   fpld bench codecs --scene gaussian zipf --bits 0.1,1.25,2,4
   fpld bench codecs --peers benchmarks.peers

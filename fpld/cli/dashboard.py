@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 The page is read-only, and for this machine only unless --host says otherwise. On another address it asks for a token:
-$FPLD_TOKEN, or one that is made and printed. It speaks plain HTTP: over a network that others share, use an SSH tunnel
-(ssh -L 8337:localhost:8337 HOST) or put it behind a proxy with TLS. Examples:
+$FPLD_TOKEN, or one that is made and printed. It speaks plain HTTP. Over a shared network use an SSH tunnel
+(ssh -L 8337:localhost:8337 HOST), or put it behind a proxy with TLS. Examples:
 
   fpld dashboard
   fpld dashboard runs --port 9000

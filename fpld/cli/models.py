@@ -31,10 +31,19 @@ The same seed gives the same text. Examples:
 
 _EVALUATE_EPILOG = """\
 RUN is the folder of a run, finished or not, or a node's folder. Windows are as long as in the run, so the numbers are
-those of its table. student is the last one, best that of the round with the lowest held-out loss, base the model
-before the first round. At a node, own is its model of the last round (the student, trained on the node's text), and
-alone that of its first (the base, trained on the node's text: no other site had a part in it). A node whose model is
-of another kind has adopted too: its own model, after it learnt from the last student. Examples:
+those of its table. The models of a run:
+
+  student   the last one
+  best      the student of the round with the lowest held-out loss
+  base      the model before the first round
+
+And those of a node:
+
+  own       its model of the last round: the student, trained on the node's text
+  alone     its model of the first round: the base, trained on the node's text, without anything from other nodes
+  `adopted` its own model, distilled from the last student, where it is of another kind than the student
+
+Examples:
 
   fpld evaluate runs/demo --data my-texts
   fpld evaluate runs/demo                                 the held-out texts of the run
@@ -59,13 +68,13 @@ Private text is never copied. Examples:
 
 def _configure_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or of a node")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="what the text goes on from")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="the beginning of the text")
     parser.add_argument("--tokens", type=int, default=100, help="how many tokens to write (default: 100)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0: the likeliest token (default: 0.8)")
     parser.add_argument("--top", type=int, default=0, help="draw from so many of the likeliest tokens (default: all)")
     parser.add_argument("--samples", type=int, default=1, help="how many texts (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default: 0)")
-    parser.add_argument("--model", default="student", help="student, best or base; at a node own, adopted or alone")
+    parser.add_argument("--model", default="student", help="student, best or base; at a node own, `adopted` or alone")
 
 
 def _generate(arguments: argparse.Namespace, output: Output) -> int:
@@ -123,7 +132,7 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         help=f"{api.HUGGINGFACE}, {api.GGUF}, or of {', '.join(FORMATS)} (default: csv)",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the files (default: RUN/export)")
-    parser.add_argument("--follow", action="store_true", help="with --to tensorboard: go on until the run has ended")
+    parser.add_argument("--follow", action="store_true", help="with --to tensorboard: continue until the run has ended")
     model = parser.add_argument_group(f"--to {api.HUGGINGFACE}, --to {api.GGUF}")
     model.add_argument("--best", action="store_true", help="the student of the best round, not of the last")
     model.add_argument("--adapter", action="store_true", help="the LoRA adapters alone, not merged into the model")

@@ -12,7 +12,7 @@ from fpld.cli.arguments import Command, numbers, one_or_each, rates, sizes, word
 from fpld.errors import InputError
 from fpld.planner import PlanInputs, Sender, shortest_deadline
 from fpld.planner.contexts import label_rows
-from fpld.planner.render import advice, policy_rows, site_rows
+from fpld.planner.render import advice, policy_rows, shown_rows, site_rows
 from fpld.registry import allocators, codecs
 from fpld.storage.files import write_shared
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from fpld.planner.inputs import PlanSource
 
 _EPILOG = """\
-CONFIG is a TOML file, a preset, or the folder of a (warm-up) run, whose measured noise the plan then takes; what
-else is given replaces what it says. Lists have commas, and one entry for each site or one for all. Bits are per
-coordinate; sizes such as 20MB are of all that is sent in a round. upper and lower bracket the loss that quantization
-adds (KL in nats); seconds are those of uplinks, side by side, without training. Examples:
+CONFIG is a TOML file, a preset, or the folder of a (warm-up) run, whose measured noise the plan then uses. Options
+replace what CONFIG has. Lists have commas, and one entry for each node or one for all. Limits are bits per context
+(60bits) or sizes of all that is sent in a round (20MB). A bare number is bits per coordinate, as in the paper. The
+columns lower and upper are bounds of the loss that quantization adds (KL in nats). Seconds are those of uplinks, side
+by side, without training. Examples:
 
   fpld plan --links 2Mbit/s,2Mbit/s,384kbit/s,256kbit/s --clips 4,4,8,8 --deadline 300 --contexts 16384 --vocab 1024
   fpld plan --links 10Mbit/s,1Mbit/s --clips 1 --deadline 600 --contexts 16384 --vocab 1024 --target 0.001
@@ -43,18 +44,33 @@ adds (KL in nats); seconds are those of uplinks, side by side, without training.
 def _configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG", help="a TOML file, a preset or a run's folder")
-    add("--links", type=rates, metavar="RATE,...", help="uplink of each site, such as 256kbit/s or 2Mbit/s")
-    add("--names", type=words, metavar="NAME,...", help="names of the sites")
-    add("--caps", type=sizes, metavar="CAP,...", help="most that a site may send in a round: bits, or a size (20MB)")
-    add("--weights", type=numbers, metavar="W,...", help="weight of each site for the allocator")
-    add("--clips", type=numbers, metavar="L,...", help="clip level of each site")
+    add("--links", type=rates, metavar="RATE,...", help="uplink of each node, such as 256kbit/s or 2Mbit/s")
+    add("--names", type=words, metavar="NAME,...", help="names of the nodes")
+    add(
+        "--caps",
+        type=sizes,
+        metavar="CAP,...",
+        help="most that a node may send in a round, such as 60bits (per context) or 20MB (in all)",
+    )
+    add("--weights", type=numbers, metavar="W,...", help="weight of each node for the allocator")
+    add("--clips", type=numbers, metavar="L,...", help="clip level of each node")
     add("--deadline", type=float, metavar="SECONDS", help="time for a round's uplinks")
     add("--rounds", type=int, metavar="T", help="rounds of the federation (default: 1)")
     add("--contexts", type=int, metavar="m", help="probe contexts")
     add("--vocab", type=int, metavar="V", help="vocabulary size")
-    add("--samples", type=float, metavar="n", help="samples a site, for the data term (default: no data term)")
+    add(
+        "--samples",
+        type=float,
+        metavar="n",
+        help="training samples per node, for the data term (default: no data term)",
+    )
     add("--peak", type=float, metavar="P", help="largest probability of a token (default: 1/V, or as measured)")
-    add("--total", type=sizes, metavar="TOTAL", help="all sites together in a round: bits, or a size (default: caps)")
+    add(
+        "--total",
+        type=sizes,
+        metavar="TOTAL",
+        help="all nodes together in a round, such as 240bits or 80MB (default: caps)",
+    )
     usual = "by measured loss curves, or square-root for sampled labels, optimal for uniform, else uniform"
     add("--policy", metavar="NAME", help=f"one of curves, {', '.join(allocators.names())} (default: {usual})")
     add("--codec", metavar="NAME", help=f"one of {', '.join(codecs.names())} (default: CONFIG's, or uniform)")
@@ -74,15 +90,17 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add("--context-bits", type=float, metavar="B", help="with --model: bits of a label (default: 60)")
     add("--lora", type=int, metavar="r", help="with --model: rank of the adapters (default: 8)")
     add("--lora-layers", type=int, metavar="n", help="with --model: layers that have adapters, the last (default: all)")
-    add("--epsilon", type=numbers, metavar="E,...", help="what promises of privacy cost, instead of a plan of bits")
+    add("--epsilon", type=numbers, metavar="E,...", help="what guarantees of privacy cost, instead of a plan of bits")
     add(
         "--units",
         type=numbers,
         default=[300.0, 1000.0, 5000.0],
         metavar="N,...",
-        help="with --epsilon: units at a site",
+        help="with --epsilon: units at a node",
     )
-    add("--numbers", type=numbers, default=[1000.0, 32768.0], metavar="d,...", help="with --epsilon: trained numbers")
+    add(
+        "--numbers", type=numbers, default=[1000.0, 32768.0], metavar="d,...", help="with --epsilon: trained parameters"
+    )
     add("--steps", type=int, default=2, help="with --epsilon: private steps in all rounds (default: 2)")
     add("--delta", type=float, default=1e-5, help="with --epsilon (default: 1e-5)")
     add("--out", type=Path, metavar="FILE.html", help="write the plan as a page")
@@ -106,8 +124,11 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
                 for kind, part in zip(("sites", "policies", "labels"), parts, strict=True) for row in part]  # fmt: skip
         output.result("plan", rows)
     for (name, sites, policies, labels), plan in zip(tables, plans.values(), strict=True):
-        output.table(sites, title=f"{name}: bits per coordinate of each site")
-        output.table(policies, title=f"{name}: what {plan.policy} and other policies send and cost at the same total")
+        output.table(shown_rows(sites, plan), title=f"{name}: bits per context of each node")
+        output.table(
+            shown_rows(policies, plan),
+            title=f"{name}: what {plan.policy} and other policies send and cost at the same total",
+        )
         if labels:
             output.table(labels, title=f"{name}: contexts and bits for each, as planned and as would be best")
         for line in [*advice(plan), *([source.note] if source and source.note else [])]:
@@ -196,7 +217,7 @@ def _inputs(arguments: argparse.Namespace, source: PlanSource | None) -> PlanInp
             if name not in changes:
                 raise InputError(f"--{name} must be given, or CONFIG")
         count = _count(arguments)
-        inputs = PlanInputs(tuple(Sender(f"site-{i + 1}") for i in range(count)), **changes)
+        inputs = PlanInputs(tuple(Sender(f"node-{i + 1}") for i in range(count)), **changes)
     else:
         if arguments.names is not None:
             raise InputError("--names is for a plan without CONFIG, which names its nodes itself")
@@ -212,7 +233,7 @@ def _count(arguments: argparse.Namespace) -> int:
     lists = [getattr(arguments, name) for name in ("links", "names", "caps", "weights", "clips")]
     counts = [len(values) for values in lists if values is not None]
     if not counts:
-        raise InputError("--links must be given (one uplink for each site), or --caps, or CONFIG")
+        raise InputError("--links must be given (one uplink for each node), or --caps, or CONFIG")
     return max(counts)
 
 
@@ -225,12 +246,12 @@ def _sites(arguments: argparse.Namespace, inputs: PlanInputs) -> tuple[Sender, .
         values = one_or_each(getattr(arguments, name), count)
         if values is not None and len(values) != count:
             raise InputError(
-                f"--{name} must have one entry for each of {count} sites, or one for all, got {len(values)}"
+                f"--{name} must have one entry for each of {count} nodes, or one for all, got {len(values)}"
             )
         return values
 
     if arguments.names is not None and len(arguments.names) != count:
-        raise InputError(f"--names must have one entry for each of {count} sites, got {len(arguments.names)}")
+        raise InputError(f"--names must have one entry for each of {count} nodes, got {len(arguments.names)}")
     for name, field in (("names", "name"), ("links", "rate"), ("weights", "weight"), ("clips", "clip")):
         values = each(name)
         for i, value in enumerate(values or []):

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 CONFIG is a TOML file, or the name of a preset. The run's folder holds the configuration as used, one line of trace
-for each round, checkpoints and the student; --resume goes on after a stop or a crash, with the same result. Examples:
+for each round, checkpoints and the student. --resume continues after a stop or a crash, with the same result. Examples:
 
-  fpld run                                  the demonstration: presidents' messages, five eras, two thin uplinks
+  fpld run                                  the demonstration: presidents' messages, five eras, two slow uplinks
   fpld run hospitals --out runs/hospitals
   fpld run my.toml --out runs/mine --resume
   fpld run rivals --seeds 0,1,2             the demonstration three times, beside FedAvg in one to four rounds
@@ -44,7 +44,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the run's folder (default: run.out, numbered if taken)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
+    parser.add_argument("--resume", action="store_true", help="continue the run in DIR")
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seed", type=int, help="seed of every draw, in place of run.seed")
     seeds.add_argument(
@@ -127,7 +127,7 @@ def _exit_on_signals() -> None:
         for child in multiprocessing.active_children():
             child.kill()
         mark_stopped()
-        sys.stderr.write("stopped; --resume goes on from the last closed round\n")
+        sys.stderr.write("stopped; --resume continues from the last closed round\n")
         sys.stderr.flush()
         os._exit(128 + number)
 

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from fpld.paper.reproduce import Reproduction
 
 _ALLOCATE_EPILOG = """\
-Bits are per probe context. A node of weight w at B bits and vocabulary V adds w * 2^(-2B/V) to the loss; a
-natural weight is the square of its clip level. Example:
+Bits are per probe context. A node of weight w at B bits and vocabulary V adds w * 2^(-2B/V) to the loss. A natural
+weight is the square of its clip level. Example:
 
   fpld allocate --weights 1,1,16,16 --total 2048 --vocab 256 --caps 2048,2048,600,2048
 """
 
 _BOUNDS_EPILOG = """\
---bits and --clip take one number for all nodes, or one for each. The paper leaves the constants c1 and c2
-open: they are arguments, and the data and probe terms are worth what they are worth. Example:
+--bits and --clip take one number for all nodes, or one for each. The paper gives no values for the constants c1 and
+c2. They are options here, and the data and probe terms are known only up to them. Example:
 
   fpld bounds --nodes 4 --vocab 256 --bits 4 --clip 1 --samples 30000 --contexts 10000 --rounds 4
 """
@@ -74,7 +74,9 @@ def _configure_bounds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocab", type=int, default=256, metavar="V", help="vocabulary size (default: 256)")
     parser.add_argument("--bits", type=numbers, default=[4.0], metavar="b", help="bits per coordinate (default: 4)")
     parser.add_argument("--clip", type=numbers, default=[1.0], metavar="L", help="clip level (default: 1)")
-    parser.add_argument("--samples", type=float, default=30_000, metavar="n", help="samples a node (default: 30000)")
+    parser.add_argument(
+        "--samples", type=float, default=30_000, metavar="n", help="training samples per node (default: 30000)"
+    )
     parser.add_argument("--contexts", type=float, default=10_000, metavar="m", help="probe contexts (default: 10000)")
     parser.add_argument("--rounds", type=int, default=1, metavar="T", help="rounds of refinement (default: 1)")
     parser.add_argument("--warmup", type=int, default=1, metavar="T0", help="warm-up rounds (default: 1)")
@@ -83,7 +85,13 @@ def _configure_bounds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dimension", type=float, default=1.0, metavar="d", help="parameters of the family (default: 1)"
     )
-    parser.add_argument("--coverage", type=float, default=1.0, metavar="rho", help="Radon-Nikodym ratio (default: 1)")
+    parser.add_argument(
+        "--coverage",
+        type=float,
+        default=1.0,
+        metavar="rho",
+        help="largest ratio of the nodes' density of contexts to the probe set's (default: 1)",
+    )
     parser.add_argument("--c1", type=float, default=0.5, help="constant of the data term (default: 0.5)")
     parser.add_argument("--c2", type=float, default=1.0, help="constant of the probe term (default: 1)")
 

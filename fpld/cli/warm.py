@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EPILOG = """\
-Kernels are compiled when they are first called, which takes up to a minute in a new environment, and kept in a cache
-for all processes of this machine. After this command no run waits for them. The cache is beside the package, or in
-the user's cache folder where that cannot be written; NUMBA_CACHE_DIR names another one. Example:
+Kernels are compiled when they are first called, which takes up to a minute in a new environment. They are kept in a
+cache for all processes of this machine. After this command no run waits for them. The cache is beside the package, or
+in the user's cache folder where that cannot be written; NUMBA_CACHE_DIR names another one. Example:
 
   fpld warm
 """

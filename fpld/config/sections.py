@@ -40,10 +40,13 @@ def check_at_once(count: object) -> object:
 
 MAX_WORKERS = 1024
 """Worker processes of a run at most: each takes some hundred megabytes."""
+MAX_PROCESSES = 64
+"""Processes of a training at most: each has the model."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**63 - 1)]
 BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 AtOnce = Annotated[int | Literal["auto"], PlainValidator(check_at_once)]
+Processes = Annotated[int, Field(ge=1, le=MAX_PROCESSES)]
 Rate = Annotated[Positive, BeforeValidator(parse_rate)]
 UpdateBits = Annotated[float, AfterValidator(check_update_bits)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,63}$")]
@@ -410,16 +413,24 @@ class EngineSection(Section):
     """Bytes that a run may take (none: what is there). `fpld check` refuses a run that needs more, and of a GPU no
     process takes more."""
 
+    processes: Processes = 1
+    """Processes of each training and distillation, at most 64: each computes a share of every minibatch, on a GPU of
+    its own where there are some. Private training has one."""
+    shard: bool = False
+    """With several processes: each holds only a share of a pretrained model's weights, of one that does not fit on a
+    GPU. Predictions are then computed on the CPU."""
+
     @property
     def compute(self) -> Compute:
         """Return what this machine computes with."""
-        return Compute(self.device, self.threads, self.dtype, self.at_once, self.memory)
+        return Compute(self.device, self.threads, self.dtype, self.at_once, self.memory, self.processes, self.shard)
 
     @model_serializer(mode="wrap")
     def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # As in [baselines]: keys that earlier versions did not have are left out where they have their defaults.
         values: dict[str, Any] = serialize(self)
         later = {"device": "auto", "threads": 1, "patches": "auto", "dtype": "auto", "at_once": None, "memory": None}
+        later |= {"processes": 1, "shard": False}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 

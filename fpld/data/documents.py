@@ -32,7 +32,8 @@ class Document:
     """One text with its name, the label that natural splits use, and its group.
 
     Documents of one `group` are near-duplicates or belong together (the messages of one year): `hold_out`
-    keeps them on the same side. An empty group means that the document stands alone.
+    keeps them on the same side. An empty group means that the document stands alone. The text of a `chat` is the JSON
+    of a conversation (`fpld.data.chat`), and is never cut.
 
     The text of a document of `fpld.data.stored` is in its file, and read when it is asked for.
     """
@@ -41,6 +42,7 @@ class Document:
     text: str
     label: str = ""
     group: str = ""
+    chat: bool = False
 
     @property
     def size(self) -> int:
@@ -54,15 +56,19 @@ class Document:
 
     def start(self, most: int) -> Document:
         """Return the start of the document in at most `most` bytes, up to the end of a paragraph, a line or a word."""
+        if self.chat:
+            return self if self.size <= most else Document(self.name, "", self.label, self.group, chat=True)
         return Document(self.name, text_start(self.text, most), self.label, self.group)
 
     def split(self, most: int) -> tuple[Document, Document]:
         """Return the start of the document in at most `most` bytes, and all that follows it."""
         start = self.start(most)
-        return start, Document(self.name, self.text[len(start.text) :], self.label, self.group)
+        return start, Document(self.name, self.text[len(start.text) :], self.label, self.group, self.chat)
 
     def cut(self, parts: int) -> list[Document]:
         """Return the document in at most `parts` of about the same length, cut at empty lines, lines or blanks."""
+        if self.chat:
+            return [self]
         text = self.text
         for separator in ("\n\n", "\n", " "):
             if text.strip().count(separator) >= parts - 1 or separator == " ":

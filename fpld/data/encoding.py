@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fpld.data.chat import ChatTokenizer
     from fpld.data.documents import Document
     from fpld.data.tokenizers import Tokenizer
 
@@ -56,7 +57,7 @@ def batch_ids(library: Any, texts: Sequence[str], vocab: int) -> list[NDArray[An
     return [np.fromiter(encoding.ids, kind, len(encoding)) for encoding in encodings]
 
 
-def encode_each(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[Any]]:
+def encode_each(texts: Iterable[str], tokenizer: Tokenizer | ChatTokenizer) -> Iterator[NDArray[Any]]:
     """Yield the token ids of each text, in integers of `token_type`; batches of texts are encoded in parallel.
 
     While the ids of one batch become arrays, the library encodes the next one.

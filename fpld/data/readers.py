@@ -14,6 +14,9 @@ suffix                 what is in it
 .arrow                 the same, as `datasets` saves it
 .gz .xz .bz2 .zst      any of these but the tables, compressed
 =====================  ========================================================================================
+
+A field named `messages` has no text but a conversation: a list of messages, each with a role and a content. It is read
+as the JSON of that list (`fpld.data.chat`).
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ _MAX_NAMED = 5  # skipped files that a line of the log names
 _BLOCK_BYTES = 1 << 20  # of a file, read at once
 _TABLE_ROWS = 256  # of a table, read at once
 _BOM = "\ufeff"
+MESSAGES = "messages"
+"""The field of records that holds conversations."""
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +89,16 @@ def content_suffix(file: Path) -> str:
     while ends and ends[-1] in COMPRESSED:
         ends.pop()
     return ends[-1] if ends else ""
+
+
+def holds_chats(file: Path, field: str) -> bool:
+    """Return whether what is read of a file by this field are conversations.
+
+    >>> from pathlib import Path
+    >>> holds_chats(Path("chat.jsonl"), "messages"), holds_chats(Path("notes.txt"), "messages")
+    (True, False)
+    """
+    return field == MESSAGES and content_suffix(file) in READERS.keys() - TEXT_SUFFIXES
 
 
 def read_parts(file: Path, field: str) -> Iterator[TextPart]:
@@ -266,7 +281,12 @@ def _columns(file: Path, field: str, batches: Callable[[], Iterable[Any]]) -> It
 
 def _has(field: str, names: list[str], file: Path) -> None:
     if field not in names:
-        raise InputError(f"{file} has no field {field!r} for the text: its fields are {sorted(names)}")
+        raise InputError(_no_field(str(file), field, names))
+
+
+def _no_field(place: str, field: str, names: Iterable[str]) -> str:
+    advice = f"; for conversations set the field to {MESSAGES!r}" if MESSAGES in names else ""
+    return f"{place} has no field {field!r} for the text: its fields are {sorted(names)}{advice}"
 
 
 def _parsed(text: str, place: str, what: str) -> Any:
@@ -280,8 +300,10 @@ def _text(row: Any, field: str, place: str) -> str:
     if not isinstance(row, dict):
         raise InputError(f"{place} must be a JSON object, got {type(row).__name__}")
     if field not in row:
-        raise InputError(f"{place} has no field {field!r} for the text: its fields are {sorted(map(str, row))}")
+        raise InputError(_no_field(place, field, list(map(str, row))))
     value = row[field]
+    if field == MESSAGES:
+        value = _conversation(value, place)
     if not isinstance(value, str):
         raise InputError(f"{place}: field {field!r} must be a string, got {type(value).__name__}")
     try:
@@ -292,6 +314,29 @@ def _text(row: Any, field: str, place: str) -> str:
             "of a surrogate pair: repair the line"
         ) from None
     return value
+
+
+def _conversation(value: Any, place: str) -> str:
+    """Return the messages of a record as JSON, each with its role and its content alone."""
+    if not isinstance(value, list) or len(value) < 2:
+        raise InputError(f"{place}: {MESSAGES!r} must be a list of a question and an answer at least")
+    messages = []
+    for message in value:
+        match message:
+            case {"role": str(role), "content": str(content)}:
+                messages.append({"role": role, "content": content})
+            case _:
+                raise InputError(f"{place}: each of the {MESSAGES!r} must have a role and a content that are strings")
+    roles = [message["role"] for message in messages]
+    if roles[0] == "assistant" or "assistant" not in roles:
+        raise InputError(
+            f"{place}: of the {MESSAGES!r} one must be of the role 'assistant', which is an answer, and not the first: "
+            f"their roles are {roles[:6]}"
+        )
+    text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+    if len(text) > MAX_WHOLE_CHARACTERS:
+        raise InputError(f"{place}: a conversation must have at most {MAX_WHOLE_CHARACTERS} characters: cut it")
+    return text
 
 
 def pyarrow_library(what: str) -> Any:

@@ -25,7 +25,7 @@ from fpld.data import readers
 from fpld.data.documents import Document
 from fpld.data.fetch import cache_folder, sha256_file
 from fpld.data.hub import text_folder
-from fpld.data.readers import COMPRESSED, content_suffix, read_parts, text_files
+from fpld.data.readers import COMPRESSED, content_suffix, holds_chats, read_parts, text_files
 from fpld.errors import InputError, StorageError
 from fpld.progress import ByteProgress
 from fpld.storage.arrays import read_arrays, write_arrays
@@ -71,6 +71,11 @@ class StoredFile:
         kind = "".join(self.path.suffixes[-2:]).lower()
         options = [self.digest, kind, self.field, *_part_lengths()]
         return hashlib.sha256(json.dumps(options).encode()).hexdigest()
+
+    @property
+    def chat(self) -> bool:
+        """Return whether the documents are conversations."""
+        return holds_chats(self.path, self.field)
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents."""
@@ -130,6 +135,11 @@ class StoredDocument(Document):
         return ""
 
     @property
+    def chat(self) -> bool:
+        """Return whether the text is a conversation."""
+        return self.file.chat
+
+    @property
     def size(self) -> int:
         """Return the length of the text in bytes of UTF-8."""
         return self._size
@@ -150,12 +160,12 @@ class StoredDocument(Document):
         if stop > self.first:
             return self._range(self.first, stop, self._name)
         text = next(part for number, part in enumerate(self.file.parts()) if number == self.first).text
-        return Document(self.name, text, self.label).start(most)
+        return Document(self.name, text, self.label, chat=self.chat).start(most)
 
     def split(self, most: int) -> tuple[Document, Document]:
         """Return the start and the rest: whole parts, both sides with one at least, where there are several."""
         if self.stop - self.first == 1:
-            return Document(self.name, self.text, self.label).split(most)
+            return self._in_memory().split(most)
         count = int(np.searchsorted(self._part_ends(), most, "right"))
         middle = self.first + min(max(count, 1), self.stop - self.first - 1)
         return self._range(self.first, middle, self._name), self._range(middle, self.stop, self._name)
@@ -163,12 +173,15 @@ class StoredDocument(Document):
     def cut(self, parts: int) -> list[Document]:
         """Return the document in at most `parts` of about the same length."""
         if self.stop - self.first == 1:
-            return Document(self.name, self.text, self.label).cut(parts)
+            return self._in_memory().cut(parts)
         ends = self._part_ends()
         wanted = np.arange(1, parts) * self.size // parts
         places = np.unique([0, *(np.searchsorted(ends, wanted) + 1).tolist(), len(ends)])
         ranges = pairwise((self.first + places).tolist())
         return [self._range(first, stop, f"{self.name}#{index}") for index, (first, stop) in enumerate(ranges, 1)]
+
+    def _in_memory(self) -> Document:
+        return Document(self.name, self.text, self.label, chat=self.chat)
 
     def _part_ends(self) -> Array:
         return np.cumsum(self.file.sizes[self.first : self.stop])
@@ -236,7 +249,8 @@ def read_documents(
         walked recursively, such as one saved by `datasets`, or a name of a hub (`fpld.data.hub`). Hidden files and
         links to folders are passed over.
     field
-        The field or column of records that holds the text.
+        The field or column of records that holds the text. One named `messages` holds conversations
+        (`fpld.data.chat`).
     cache
         The folder for the index of a text that is not read into memory; by default `texts` in the package's cache.
 
@@ -275,7 +289,8 @@ def _in_memory(root: Path, files: Sequence[Path], field: str) -> list[Document] 
                 return None
             if part.last:
                 number = f":{part.number}" if part.number else ""
-                documents.append(Document(f"{name}{number}", "".join(parts), label))
+                chat = holds_chats(file, field)
+                documents.append(Document(f"{name}{number}", "".join(parts), label, chat=chat))
                 parts = []
     return documents
 

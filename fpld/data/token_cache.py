@@ -41,6 +41,7 @@ from fpld.storage.files import HALF_WRITTEN, TEMPORARY_PREFIX, canonical_json, r
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from fpld.data.chat import ChatTokenizer
     from fpld.data.documents import Document
     from fpld.data.stored import StoredFile
     from fpld.data.tokenizers import Tokenizer
@@ -55,10 +56,11 @@ log = logging.getLogger(__name__)
 
 
 class EncodedDocuments(NamedTuple):
-    """The tokens of documents one after the other, and how many each has."""
+    """The tokens of documents one after the other, and how many each has; of conversations, which tokens are learnt."""
 
     tokens: Tokens
     lengths: Array
+    answers: Tokens | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -119,7 +121,7 @@ class TokenCache:
         The folder of all indexes and tokens of texts; it is made, for its owner alone.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer | ChatTokenizer) -> None:
         self.root = folder
         self._tokenizer = tokenizer
         options = [_FORMAT, SEPARATOR, tokenizer.vocab, tokenizer.library_json()]

@@ -5,7 +5,8 @@ arrays of places, as training draws its windows. Nothing else of it is in memory
 of any other length.
 
 The file with a node's text has arrays: `tokens`, or `segments` with the packs that they are in; `lengths`, the tokens
-of each document; `groups`, equal for documents that belong together.
+of each document; `groups`, equal for documents that belong together. Of conversations it also has which tokens are
+learnt, 0 or 1, as a text of its own: `answers.tokens`, or `answers.segments`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from fpld.storage.files import storage_error
 from fpld.validation import check_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fpld.types import Array, Arrays, Tokens
 
 _BLOCK_TOKENS = 1 << 22  # of a stream, read at once
+_ANSWERS = "answers."  # before the names of the arrays that say which tokens are learnt
+_MAX_DRAWS = 10_000  # of a place, until one is found that is learnt
 
 
 class TokenPack(NamedTuple):
@@ -102,6 +105,10 @@ class TokenStream:
         self._origins = segments.starts - (self._ends - segments.counts)  # of a token's place in its pack
         self.vocab = vocab
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the names of the files, not what is mapped into memory."""
+        return type(self), (self._packs, self._segments, self.vocab)
+
     @classmethod
     def empty(cls, vocab: int) -> Self:
         """Return a stream of no tokens."""
@@ -169,9 +176,6 @@ class TokenStream:
         for number in np.unique(self._segments.packs).tolist():
             self._packs[number].check()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenStream, (self._packs, self._segments, self.vocab)
-
     def checked(self, vocab: int, least: int, name: str) -> TokenStream:
         """Return the stream, or raise InputError if it is of another vocabulary, or has fewer tokens than `least`."""
         if vocab < self.vocab:
@@ -199,31 +203,41 @@ class TokenStream:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredText:
-    """The text of a file: its tokens, and where its documents end, if the file says it."""
+    """The text of a file: its tokens, where its documents end, and which tokens are learnt, if the file says it."""
 
     tokens: Tokens
     lengths: Array | None
     groups: Array | None
+    answers: Tokens | None = None
+
+    @property
+    def lesson(self) -> Tokens:
+        """Return what a model is trained on: the tokens, some of them perhaps only to be read."""
+        return self.tokens if self.answers is None else cast("Tokens", AnsweredText(self.tokens, self.answers))
 
 
 def open_text(path: Path) -> StoredText:
     """Open a file of tokens: an array in memory, or a stream that behaves like one."""
     arrays = read_arrays(path)[0]
-    if "segments" in arrays:
-        tokens = cast("Tokens", TokenStream.parse(arrays))
-    elif "tokens" in arrays:
-        tokens = arrays["tokens"]
-    else:
+    tokens = _tokens(arrays)
+    if tokens is None:
         raise InputError(f"{path} must hold the tokens of a text: start the run anew")
-    return StoredText(tokens, arrays.get("lengths"), arrays.get("groups"))
+    answers = {name.removeprefix(_ANSWERS): array for name, array in arrays.items() if name.startswith(_ANSWERS)}
+    return StoredText(tokens, arrays.get("lengths"), arrays.get("groups"), _tokens(answers))
+
+
+def _tokens(arrays: Arrays) -> Tokens | None:
+    return cast("Tokens", TokenStream.parse(arrays)) if "segments" in arrays else arrays.get("tokens")
 
 
 def has_tokens(path: Path) -> bool:
     """Return whether the tokens that a file names are there, and whole as far as their sizes tell."""
     try:
-        tokens: Any = open_text(path).tokens
-        if isinstance(tokens, TokenStream):
-            tokens.check()
+        text = open_text(path)
+        parts: list[Any] = [text.tokens, text.answers]
+        for part in parts:
+            if isinstance(part, TokenStream):
+                part.check()
     except InputError:
         return False
     return True
@@ -238,21 +252,91 @@ def join_tokens(texts: Sequence[Tokens]) -> Tokens:
     return cast("Tokens", JoinedTokens(texts))
 
 
-def text_arrays(tokens: Any) -> Arrays:
-    """Return the arrays of a file with a text: its tokens, or where in the cache they are."""
-    return tokens.arrays() if isinstance(tokens, TokenStream) else {"tokens": np.asarray(tokens)}
+def text_arrays(tokens: Any, answers: Any = None) -> Arrays:
+    """Return the arrays of a file with a text: its tokens, or where in the cache they are, and which are learnt."""
+    arrays = tokens.arrays() if isinstance(tokens, TokenStream) else {"tokens": np.asarray(tokens)}
+    if answers is None:
+        return arrays
+    return arrays | {_ANSWERS + name: array for name, array in text_arrays(answers).items()}
 
 
 def is_stream(tokens: object) -> bool:
     """Return whether a text is read only where it is indexed."""
-    return isinstance(tokens, (TokenStream, JoinedTokens))
+    return isinstance(tokens, (TokenStream, JoinedTokens, AnsweredText))
 
 
 def check_text(tokens: Any, vocab: int, least: int, *, name: str = "tokens") -> Tokens:
     """Return a text to train on, or raise InputError; the tokens of a stream are checked when they are read."""
-    if isinstance(tokens, (TokenStream, JoinedTokens)):
+    if isinstance(tokens, (TokenStream, JoinedTokens, AnsweredText)):
         return cast("Tokens", tokens.checked(vocab, least, name))
     return check_tokens(tokens, vocab, least, name=name)
+
+
+class AnsweredText:
+    """A text of which a model reads all tokens and learns some: those of the answers in conversations.
+
+    A token t that is only read comes as its complement -1 - t, so that windows carry what is learnt with them, and the
+    padding of a window is one more such token.
+
+    >>> text = AnsweredText(np.array([5, 6, 7, 8]), np.array([0, 0, 1, 1]))
+    >>> text[np.arange(4)].tolist()
+    [-6, -7, 7, 8]
+    >>> read_ids(text[np.arange(4)]).tolist()
+    [5, 6, 7, 8]
+    """
+
+    ndim = 1
+    dtype = np.dtype(np.int32)
+
+    def __init__(self, tokens: Tokens, answers: Tokens) -> None:
+        if len(tokens) != len(answers):
+            raise InputError(f"answers must say of each of the {len(tokens)} tokens whether it is learnt")
+        self._tokens = tokens
+        self._answers = answers
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __getitem__(self, places: Array) -> Tokens:
+        """Return the tokens at places, an array of any shape, as int32; those only to be read as complements."""
+        tokens = np.asarray(self._tokens[places], np.int32)
+        return np.where(np.asarray(self._answers[places], bool), tokens, ~tokens)
+
+    def checked(self, vocab: int, least: int, name: str) -> AnsweredText:
+        """Return the text, or raise InputError if it is of another vocabulary, or too short."""
+        return AnsweredText(check_text(self._tokens, vocab, least, name=name), self._answers)
+
+
+def read_ids(tokens: Tokens) -> Tokens:
+    """Return the ids of tokens of which some are only read; padding becomes token 0."""
+    return np.where(tokens < 0, ~tokens, tokens)
+
+
+def draw_places(tokens: Any, draw: Callable[[int], Array], count: int, width: int) -> Array:
+    """Draw where `count` windows of a text begin; each has a token that is learnt, behind its first one.
+
+    Parameters
+    ----------
+    draw
+        A function that draws so many places.
+    width
+        Tokens of a window.
+    """
+    places = draw(count)
+    if not _has_answers(tokens):
+        return places
+    for _ in range(_MAX_DRAWS):
+        empty = (tokens[places[:, None] + np.arange(1, width)] < 0).all(axis=1)
+        if not empty.any():
+            return places
+        places[empty] = draw(int(empty.sum()))
+    raise InputError(f"of {_MAX_DRAWS} windows of {width} tokens none has a part of an answer: give longer windows")
+
+
+def _has_answers(tokens: object) -> bool:
+    if isinstance(tokens, JoinedTokens):
+        return any(isinstance(text, AnsweredText) for text in tokens.texts)
+    return isinstance(tokens, AnsweredText)
 
 
 class JoinedTokens:
@@ -262,7 +346,7 @@ class JoinedTokens:
     dtype = np.dtype(np.int32)
 
     def __init__(self, texts: Sequence[Tokens]) -> None:
-        self._texts = texts
+        self.texts = texts
         self._ends = np.cumsum([len(text) for text in texts])
 
     def __len__(self) -> int:
@@ -275,13 +359,13 @@ class JoinedTokens:
         tokens = np.empty(array.shape, np.int32)
         for owner in np.unique(owners).tolist():
             here = owners == owner
-            text = self._texts[owner]
+            text = self.texts[owner]
             tokens[here] = text[array[here] - (self._ends[owner] - len(text))]
         return tokens
 
     def checked(self, vocab: int, least: int, name: str) -> JoinedTokens:
         """Return the text, or raise InputError if a part is of another vocabulary, or all are too short."""
-        texts = [check_text(text, vocab, 0, name=name) for text in self._texts]
+        texts = [check_text(text, vocab, 0, name=name) for text in self.texts]
         if len(self) < least:
             raise InputError(f"{name} must hold at least {least} tokens, a window and one more, got {len(self)}")
         return JoinedTokens(texts)

@@ -15,12 +15,12 @@ import math
 from abc import ABC, abstractmethod
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from fpld.data.documents import cut_at_lines
-from fpld.data.encoding import batch_ids, utf8
+from fpld.data.encoding import batch_ids, token_type, utf8
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.files import canonical_json, read_utf8, write_atomic
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = "fpld-tokenizer-1"
+_CHAT_KEY = "chat_template"  # beside what the library writes
 _PIECE_CHARACTERS = 1 << 16  # of a long text that several threads encode
 
 
@@ -232,14 +233,36 @@ class BpeTokenizer(_LibraryTokenizer):
         return tokenizers_library().Tokenizer.from_str(self.library_json())
 
 
+class ChatTemplate(NamedTuple):
+    """How a model's tokenizer writes conversations (`fpld.data.chat`): a template in Jinja, and the tokens it names."""
+
+    source: str
+    special_tokens: dict[str, str]
+
+    def serial(self) -> dict[str, Any]:
+        """Return the template as JSON."""
+        return {"template": self.source, "special_tokens": self.special_tokens}
+
+    @classmethod
+    def parse(cls, value: Any) -> ChatTemplate:
+        """Read what `serial` made; raise InputError for anything else."""
+        match value:
+            case {"template": str(source), "special_tokens": dict(tokens)} if all(
+                isinstance(token, str) for pair in tokens.items() for token in pair
+            ):
+                return cls(source, tokens)
+        raise InputError("its chat template must be text, with special tokens by name")
+
+
 class PretrainedTokenizer(_LibraryTokenizer):
     """Encode with any tokenizer of the `tokenizers` library; special tokens are not added.
 
-    A V that is larger than the tokenizer's is not saved with it.
+    A V that is larger than the tokenizer's is not saved with it. A chat template is.
     """
 
-    def __init__(self, serial: str, *, vocab: int | None = None) -> None:
+    def __init__(self, serial: str, *, vocab: int | None = None, chat: ChatTemplate | None = None) -> None:
         """Read the library's JSON; `vocab` is the V of the model, which may be larger than the tokenizer's."""
+        self.chat = chat
         try:
             self._backend = tokenizers_library().Tokenizer.from_str(serial)
         except Exception as error:  # the library raises nothing more specific
@@ -259,6 +282,21 @@ class PretrainedTokenizer(_LibraryTokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Return the token ids of each text, encoded in parallel."""
         return batch_ids(self._backend, texts, self.vocab)
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+        """Return for each text its token ids, and the characters from and to which each token goes."""
+        encoded = []
+        for encoding in self._backend.encode_batch([utf8(text).decode() for text in texts], add_special_tokens=False):
+            offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            encoded.append((np.array(encoding.ids, token_type(self.vocab)), offsets[:, 0], offsets[:, 1]))
+        return encoded
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the tokenizer as the JSON of the `tokenizers` library, with the chat template if there is one."""
+        serial = self.library_json()
+        if self.chat is not None:
+            serial = json.dumps({**json.loads(serial), _CHAT_KEY: self.chat.serial()}, ensure_ascii=False)
+        write_atomic(Path(path), serial.encode())
 
     def decode(self, tokens: NDArray[np.integer[Any]]) -> str:
         """Return the text of token ids."""
@@ -324,7 +362,9 @@ def load_tokenizer(path: str | os.PathLike[str], *, vocab: int | None = None) ->
     file = Path(path)
     try:
         value = json.loads(read_utf8(file))
-        tokenizer = _parse(value, vocab) or PretrainedTokenizer(json.dumps(value), vocab=vocab)
+        serial = value.pop(_CHAT_KEY, None)
+        chat = None if serial is None else ChatTemplate.parse(serial)
+        tokenizer = _parse(value, vocab) or PretrainedTokenizer(json.dumps(value), vocab=vocab, chat=chat)
     except (InputError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{file} must hold a whole tokenizer of the tokenizers library, but {error}") from None
     return tokenizer

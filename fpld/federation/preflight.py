@@ -1,20 +1,16 @@
-"""Preflight: everything that can be known to be wrong before a run begins, and what the run will take.
+"""Preflight: everything that can be known to be wrong before a run begins.
 
 `run_preflight` looks at texts, tokenizer, students, rule, budget and privacy, and returns all findings at once: nothing
-is trained, fetched or written. `expected_cost` estimates disk, memory and time on this machine, rounded up.
+is trained, fetched or written. What the run will take is estimated by `fpld.federation.cost`.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import time
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-
-import numpy as np
 
 from fpld import data
 from fpld.budget.limits import Uplinks, senders
@@ -26,7 +22,6 @@ from fpld.federation.state import configured_budget, update_budget
 from fpld.federation.tracking import tracker_class
 from fpld.node.spec import make_node_spec
 from fpld.node.text import split_text
-from fpld.node.training import make_student
 from fpld.privacy.accounting import accounting_library
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.protocol.written import least_bits
@@ -34,7 +29,6 @@ from fpld.registry import rules
 from fpld.rules.base import with_trim as configured_rule
 from fpld.students import student_class
 from fpld.students.configs import HuggingFaceConfig
-from fpld.units import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,98 +36,11 @@ if TYPE_CHECKING:
     from fpld.config import Config
     from fpld.config.sections import EngineSection
     from fpld.data import Document, Tokenizer
-    from fpld.students import Student
     from fpld.students.configs import StudentChoice
 
 MAX_READ_BYTES = 200_000_000
 """Bytes of text that are read for a check; of a larger text only its existence is checked."""
-_TIMED_STEPS = 3
-_MAX_TIMED_PARAMETERS = 20_000_000  # of a model that is made only to be timed
-_PROCESS_BYTES = 300_000_000  # of a process with PyTorch in it
-_TRAINING_COPIES = 4  # of a model while it trains: weights, gradients and the two moments of AdamW
-_BUILT_IN_BYTES = 20_000_000  # of the largest corpus that is not an archive
 T = TypeVar("T")
-
-
-def expected_cost(config: Config, *, baseline_steps: int) -> Iterator[Finding]:
-    """Yield disk, memory and time to expect; more than there is, is a problem. The configuration must be sound.
-
-    `baseline_steps` are the training steps of the run's baselines.
-
-    Pretrained models are not loaded for this, so there is no estimate for them.
-    """
-    vocab = Preflight(config, local=False).vocab
-    settings = replace(config.student.settings, vocab=vocab)
-    if config.student.kind == "huggingface" or not 0 < settings.parameters <= _MAX_TIMED_PARAMETERS:
-        return
-    student = make_student(config.student, vocab, 0)
-    logits = 4 * max(config.probe.contexts, config.written_contexts) * vocab
-    size = 4 * student.parameters
-    batch = 4 * getattr(settings, "batch", 1) * getattr(settings, "length", 1) * vocab
-    federations = 1 + ("float32" in config.baselines.methods)
-    # Models of each node and of the rounds; the prior's integers, and a node's last frame and reconstruction.
-    disk = federations * ((3 * len(config.nodes) + 4) * size + 2 * logits) + 4 * _text_bytes(config)
-    free = shutil.disk_usage(_existing(Path(config.run.out))).free
-    text = f"{show_size(disk)} at most, {show_size(free)} are free"
-    yield Finding("run.out", f"disk: {text}", wrong=disk > free)
-    workers = config.engine.workers
-    training = _TRAINING_COPIES * (size + batch) + logits // 4
-    memory = 3 * logits + max(workers, 1) * training + (workers + 1) * _PROCESS_BYTES
-    free_memory = _free_memory()
-    text = "" if free_memory is None else f", {show_size(free_memory)} are free"
-    most = config.engine.memory
-    if most is not None and most < (free_memory or most + 1):
-        free_memory = most
-        text = f", engine.memory allows {show_size(most)}"
-    yield Finding("engine.workers", f"memory: about {show_size(memory)}{text}", wrong=memory > (free_memory or memory))
-    if memory > (free_memory or memory):  # the steps that are timed would not fit either
-        return
-    steps = baseline_steps + config.federation_steps + (0 if config.base is None else config.base.steps)
-    seconds = _step_seconds(student) * steps / max(min(config.engine.workers, len(config.nodes)), 1)
-    yield Finding(
-        "run.rounds", f"training: about {_minutes(seconds)}, by {_TIMED_STEPS} steps on this machine", wrong=False
-    )
-
-
-def _step_seconds(student: Student) -> float:
-    """Return the seconds of a training step, after a first one that warms up."""
-    text = np.random.default_rng(0).integers(student.vocab, size=4 * student.window + 64).astype(np.int32)
-    student.finetune(text, steps=1, seed=0)
-    start = time.perf_counter()
-    student.finetune(text, steps=_TIMED_STEPS, seed=0)
-    return (time.perf_counter() - start) / _TIMED_STEPS
-
-
-def _minutes(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _text_bytes(config: Config) -> int:
-    """Return the most bytes of text that a run on this machine tokenizes, by the sizes of files and archives."""
-    sources = [path for path in (config.data.path, *(node.data for node in config.nodes)) if path is not None]
-    places = [data.text_folder(path) for path in sources]
-    size = sum(_file_bytes(place) for place in places if place.exists())
-    name = config.data.corpus
-    if name is not None:
-        size += ARCHIVES[name].size if name in ARCHIVES else _BUILT_IN_BYTES
-    limit = config.data.limit
-    return size if limit is None else min(size, limit * len(config.nodes))
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.absolute().parent)
-
-
-def _free_memory() -> int | None:
-    """Return the bytes of memory that are free, where the system tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
 
 
 class Preflight:
@@ -417,12 +324,12 @@ def _look(path: str) -> None:
     root = data.text_folder(path)
     if not root.exists():
         raise InputError(f"{path} does not exist: give the path of an existing file or folder")
-    size = _file_bytes(root)
+    size = file_bytes(root)
     if size > MAX_READ_BYTES:
         raise _UnknownError(f"{path} is large ({size / 1e6:.0f} MB): it is not read before the run")
 
 
-def _file_bytes(root: Path) -> int:
+def file_bytes(root: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     files = [root] if root.is_file() else (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
     return sum(file.stat().st_size for file in files)
@@ -442,7 +349,8 @@ def _device(choice: StudentChoice, engine: EngineSection) -> str | None:
         return None
     from fpld.students.devices import describe_device
 
-    return describe_device(choice.device or engine.device, max(engine.workers, 1), engine.threads)
+    device = choice.device or engine.device
+    return describe_device(device, max(engine.workers, 1), engine.threads, engine.processes)
 
 
 def run_preflight(config: Config, *, local: bool) -> list[Finding]:

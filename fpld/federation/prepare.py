@@ -19,6 +19,7 @@ import numpy as np
 import fpld
 from fpld import data
 from fpld.data import TextUse, load_tokenizer
+from fpld.data.chat import are_chats, plain_texts
 from fpld.data.stored import document_texts
 from fpld.data.token_stream import open_text, text_arrays
 from fpld.errors import InputError
@@ -44,7 +45,7 @@ from fpld.storage.run_folder import (
     record_digests,
     text_file,
 )
-from fpld.students.heldout import HeldoutText
+from fpld.students.heldout import HeldoutText, heldout_arrays
 from fpld.target import Target
 
 if TYPE_CHECKING:
@@ -162,14 +163,13 @@ def write_texts(config: Config, documents: list[Document], tokenizers: list[Toke
         log_use(texts[-1].use)
         store.write_arrays(text_file(spec.index), texts[-1].arrays)
     store.write(f"{PRIVATE}/README.txt", _PRIVATE_README)
-    store.write_arrays(HELDOUT, {str(index): text.heldout for index, text in enumerate(texts)})
+    store.write_arrays(HELDOUT, heldout_arrays([text.heldout for text in texts]))
     strings = [data.TokenStrings(each) for each in tokenizers] if len(tokenizers) > 1 else []
     for number, spelling in enumerate(strings[1:], 1):
-        respelled = [HeldoutText.respelled(text.heldout, strings[0], spelling) for text in texts]
-        arrays = {name: array for i, text in enumerate(respelled) for name, array in text.arrays(str(i)).items()}
-        store.write_arrays(numbered(HELDOUT, number), arrays)
+        respelled = [HeldoutText.respelled(text.heldout.tokens, strings[0], spelling) for text in texts]
+        store.write_arrays(numbered(HELDOUT, number), heldout_arrays(respelled))
     summary = {
-        "bytes_per_token": sum(text.heldout_bytes for text in texts) / sum(len(text.heldout) for text in texts),
+        "bytes_per_token": sum(text.heldout_bytes for text in texts) / sum(len(text.heldout.counted) for text in texts),
         "private_bytes": sum(text.train_bytes for text in texts),
         "tokenizer": tokenizer.digest,
         "documents": {name: len(documents) for name, documents in dealt.items()},
@@ -327,6 +327,8 @@ def _draw_probe(
     seed = derive_seed(config.run.seed, "probe")
     contexts = config.probe.contexts
     length = config.probe.length
+    if config.over_strings and are_chats(sample):
+        raise InputError("probe.source must be plain text where models have tokenizers of their own, not conversations")
     if config.labels is None or not config.over_strings:
         tokens = _public_tokens(store, 0)
         return data.ProbeSet.draw(tokens, contexts=contexts, length=length, tokenizer=tokenizers[0], seed=seed)
@@ -399,7 +401,7 @@ def _tokenizer(choice: TokenizerSection, sample: list[Document]) -> Tokenizer:
         return data.ByteTokenizer()
     if choice.kind == "bpe":
         log.info("training the tokenizer on public text (%.1f MB)", data.total_size(sample) / 1e6)
-        return data.BpeTokenizer.train(document_texts(sample), vocab=choice.vocab)
+        return data.BpeTokenizer.train(plain_texts(sample, document_texts(sample)), vocab=choice.vocab)
     from fpld.students.pretrained import model_tokenizer
 
     path = choice.path or ""

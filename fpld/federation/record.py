@@ -6,9 +6,11 @@ a person reads.
 
 `Traffic` counts the bytes of a round's messages by node and kind, in both directions. Down: `weights` (the student's,
 packed), `prior` (notes on its prediction, or blocks of it), `tables` (of a codec that learns), `labels` (combined
-logits, where they are broadcast), `files` (probe set, tokenizer, base model: once). Up: `labels` (the payload of a
-frame, updates included) and `answers` (held-out losses). Both: `overhead` (what `fpld` adds: headers, orders,
-checksums) and `transport` (what the engine's own records add to a message; connections are not in it).
+logits, where they are broadcast), `files` (probe set, tokenizer, base model: once). Up, the payload of a frame:
+`labels`, on written contexts too, `text` (what a node wrote, with its notes on rounding) or `updates`; and `answers`
+(held-out losses). Both: `overhead` (what `fpld` adds: headers, orders, checksums) and `transport` (what the engine's
+own records add to a message; connections are not in it). `text` and `updates` are missing where nobody sent any; in
+folders of earlier versions `labels` counts both.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from fpld.types import Ints
 
 DOWNLINK_KINDS = ("weights", "prior", "tables", "labels", "files", "overhead", "transport")
-UPLINK_KINDS = ("labels", "answers", "overhead", "transport")
+UPLINK_KINDS = ("labels", "text", "updates", "answers", "overhead", "transport")
+_SENT_IF_ALLOWED = ("text", "updates")
 MEANS = ("heldout_loss", "heldout_bits_per_byte", "heldout_sites")
 """The fields of a record that `with_means` fills in; later rounds may change them."""
 
@@ -288,10 +291,11 @@ class Traffic:
         """Return a record with all that was counted added to what it says."""
         before = record.node_downlink_bytes or [0] * self._nodes
         nodes = [old + new for old, new in zip(before, self._down.sum(axis=1).tolist(), strict=True)]
+        up = _sums(record.uplink, UPLINK_KINDS, self._up)
         return dataclasses.replace(
             record,
             downlink=_sums(record.downlink, DOWNLINK_KINDS, self._down),
-            uplink=_sums(record.uplink, UPLINK_KINDS, self._up),
+            uplink={kind: size for kind, size in up.items() if size or kind not in _SENT_IF_ALLOWED},
             node_downlink_bytes=nodes,
             downlink_bytes=sum(nodes),
         )

@@ -195,7 +195,7 @@ def learn_from_student(spec: NodeSpec, paths: NodePaths, state: Arrays, run: str
         settings = spec.training(spec.distill, spec.rounds)
         if spec.privacy is None:
             text = open_text(paths.text)
-            settings |= {"public": text.tokens, "public_weight": PRIVATE_TEXT_WEIGHT}
+            settings |= {"public": text.lesson, "public_weight": PRIVATE_TEXT_WEIGHT}
         _learn(readers.own.view(model), readers.shared.view(shared), probe, seed, settings)
     model.save(paths.folder / ADOPTED_MODEL, run=run)
 

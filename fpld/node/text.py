@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fpld import data
+from fpld.data.chat import ChatTokenizer, are_chats, encode_chats
 from fpld.data.encoding import SEPARATOR, encode_each
 from fpld.data.fetch import cache_folder
 from fpld.data.stored import TEXT_CACHE, StoredDocument
@@ -15,6 +17,7 @@ from fpld.data.token_cache import EncodedDocuments, TokenCache
 from fpld.data.token_stream import is_stream, text_arrays
 from fpld.errors import InputError
 from fpld.seeds import derive_seed
+from fpld.students.heldout import HeldoutText
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,21 +36,23 @@ class NodeText:
     """The tokens of a node's training and held-out text, and the bytes of text that each stands for.
 
     `lengths` are the tokens of each training document; documents that belong together have equal `groups`. Held-out
-    text is in tokens of the federation's student.
+    text is in tokens of the federation's student. Of conversations `answers` are the training tokens that are learnt,
+    and `heldout_bytes` those of the answers.
     """
 
     train: Tokens
     lengths: Array
     groups: Array
-    heldout: Tokens
+    heldout: HeldoutText
     train_bytes: int
     heldout_bytes: int
     use: TextUse
+    answers: Tokens | None = None
 
     @property
     def arrays(self) -> Arrays:
         """Return the arrays of the file with a node's training text."""
-        return {**text_arrays(self.train), "lengths": self.lengths, "groups": self.groups}
+        return {**text_arrays(self.train, self.answers), "lengths": self.lengths, "groups": self.groups}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,33 +97,65 @@ def node_text(
     except InputError as error:
         raise InputError(f"node {part.name!r}: {error}") from None
     train = split.train
-    encoded = encode_text(train, tokenizer, cache)
+    try:
+        _check_tokenizers(train, tokenizer, shared)
+        encoded = encode_text(train, tokenizer, cache)
+        held = heldout_text(_first_documents(split.heldout, 8 * part.heldout_tokens), shared, part.heldout_tokens)
+    except InputError as error:
+        raise InputError(f"node {part.name!r}: {error}") from None
     tokens = encoded.tokens
-    held_tokens = data.encode_documents(_first_documents(split.heldout, 8 * part.heldout_tokens), shared)
-    for what, side in (("training", tokens), ("held-out", held_tokens)):
+    for what, side in (("training", tokens), ("held-out", held.tokens)):
         if len(side) <= part.length:
             raise InputError(
                 f"node {part.name!r}: its {what} text has {len(side)} tokens, fewer than one context of "
                 f"{part.length}: give it more text"
             )
-    held_tokens = held_tokens[: part.heldout_tokens]
     # The parts of a single document belong together.
     names = [""] * len(train) if split.single else [document.group or document.name for document in train]
     groups = np.unique(names, return_inverse=True)[1].astype(np.int64)
     train_bytes = data.total_size(train) + len(SEPARATOR) * len(train)
     if not is_stream(tokens):
         train_bytes = tokenizer.text_bytes(tokens)
-    heldout_bytes = shared.text_bytes(held_tokens)
-    return NodeText(tokens, encoded.lengths, groups, held_tokens, train_bytes, heldout_bytes, split.use)
+    heldout_bytes = shared.text_bytes(held.counted)
+    return NodeText(tokens, encoded.lengths, groups, held, train_bytes, heldout_bytes, split.use, encoded.answers)
+
+
+def _check_tokenizers(documents: Sequence[Document], tokenizer: Tokenizer, shared: Tokenizer) -> None:
+    if shared is not tokenizer and are_chats(documents):
+        raise InputError(
+            "conversations (messages) need one tokenizer for all models: leave the node's own out, or write the "
+            "conversations as text"
+        )
 
 
 def encode_text(documents: Sequence[Document], tokenizer: Tokenizer, cache: Path | None = None) -> EncodedDocuments:
     """Return the tokens of documents: an array if all are in memory and no `cache` is named, else from the cache."""
+    if are_chats(documents):
+        encoded = _encode(documents, ChatTokenizer(tokenizer), cache)
+        return encoded._replace(answers=_encode(documents, ChatTokenizer(tokenizer, answers=True), cache).tokens)
+    return _encode(documents, tokenizer, cache)
+
+
+def _encode(
+    documents: Sequence[Document], tokenizer: Tokenizer | ChatTokenizer, cache: Path | None
+) -> EncodedDocuments:
     if cache is not None or any(isinstance(document, StoredDocument) for document in documents):
         return TokenCache(cache or cache_folder() / TEXT_CACHE, tokenizer).encode(documents)
     each = list(encode_each((document.text + SEPARATOR for document in documents), tokenizer))
     lengths = np.array([len(tokens) for tokens in each], np.int64)
     return EncodedDocuments(np.concatenate(each).astype(np.int32, copy=False), lengths)
+
+
+def heldout_text(documents: Sequence[Document], tokenizer: Tokenizer, most: int | None = None) -> HeldoutText:
+    """Return documents as a text to evaluate on, of at most so many tokens; of conversations the answers count."""
+    if not are_chats(documents):
+        return HeldoutText(data.encode_documents(documents, tokenizer)[:most])
+    chats = encode_chats([json.loads(document.text) for document in documents], tokenizer)
+    tokens = np.concatenate([chat.tokens for chat in chats]).astype(np.int32)[:most]
+    answers = np.concatenate([chat.learnt for chat in chats]).astype(np.uint8)[:most]
+    if not answers[1:].any():
+        raise InputError("the held-out conversations have no answer within the tokens that are evaluated: give more")
+    return HeldoutText(tokens, answers=answers)
 
 
 def _first_documents(documents: list[Document], most: int) -> list[Document]:

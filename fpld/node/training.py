@@ -63,8 +63,13 @@ def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:
     """Make the student of a [student] table, for a vocabulary of V tokens."""
     set_threads(choice.kind)
     kind = student_class(choice.kind)
-    device = choice.device or (_compute.device if kind.has_devices else "cpu")
+    device = _device(choice.device) if kind.has_devices else choice.device or "cpu"
     return kind(replace(choice.settings, vocab=vocab), seed=seed, device=device).compute_with(_compute)
+
+
+def _device(named: str | None) -> str:
+    """Return the device of a model that names one or none; a model that does not fit on a GPU is kept on the CPU."""
+    return "cpu" if _compute.sharded else named or _compute.device
 
 
 def save_base(student: Student, path: Path, device: str | None) -> None:
@@ -81,7 +86,7 @@ def open_student(base: Path, state: Arrays | None = None) -> Student:
     """Load a model to work with in this process, on its device or the machine's; `state` replaces its weights."""
     student = students.load(base)
     beside = base.with_suffix(_DEVICE_SUFFIX)
-    student.to(read_utf8(beside) if beside.exists() else _compute.device).compute_with(_compute)
+    student.to(_device(read_utf8(beside) if beside.exists() else None)).compute_with(_compute)
     set_threads(student.kind)
     if state is not None:
         student.load_state(state)
@@ -143,7 +148,7 @@ def train_on_texts(
         The steps for the privacy accounting, if training is private.
     """
     if budget is None:
-        tokens = join_tokens([open_text(text).tokens for text in texts])
+        tokens = join_tokens([open_text(text).lesson for text in texts])
         student.finetune(tokens, steps=steps, seed=seed, rate=rate)
         return None
     text, mechanism = private_training(student, texts, budget)
@@ -184,7 +189,7 @@ def _units(texts: Sequence[Path], window: int) -> PrivateText:
         text = open_text(path)
         if text.lengths is None or text.groups is None:
             raise InputError(f"{path} does not say where documents end: start the run anew")
-        tokens.append(text.tokens)
+        tokens.append(text.lesson)
         lengths.append(text.lengths)
         groups.append(text.groups + first)
         first += int(text.groups.max()) + 1

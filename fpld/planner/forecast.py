@@ -165,7 +165,7 @@ class Forecast:
             )
         if self._stratified and lower.holds:
             doubts.append(
-                "the dither is stratified: sites that agree go below the lower bound, which is of independent dither"
+                "the dither is stratified: nodes that agree go below the lower bound, which is of independent dither"
             )
         return doubts
 
@@ -209,7 +209,7 @@ def forecast(inputs: PlanInputs, policy: str | None = None, total: float | None 
     site_limits = inputs.uplinks.limits().most[:2].min(axis=0)  # of link and cap, without the codec's
     if total is None and not np.isfinite(site_limits).all():
         unbounded = inputs.sites[int((~np.isfinite(site_limits)).argmax())].name
-        raise InputError(f"total must be given, or a limit for every site: {unbounded!r} has no link with a deadline")
+        raise InputError(f"total must be given, or a limit for every node: {unbounded!r} has no link with a deadline")
     if total is not None:
         least = floors.sum()
         most = caps.sum()
@@ -248,7 +248,7 @@ def shortest_deadline(inputs: PlanInputs, kl: float) -> Forecast:
         If no deadline reaches `kl`.
     """
     if any(site.rate is None for site in inputs.sites):
-        raise InputError("a deadline needs the link of every site")
+        raise InputError("a deadline needs the link of every node")
     least = inputs.uplinks.least_deadline() * (1 + 1e-9) or 1e-6
     most = max(least, 1.0)
 
@@ -273,7 +273,7 @@ def _missing_input(inputs: PlanInputs) -> str:
     if inputs.sparse:
         return "no noise is forecast: give weights, or plan from a finished run"
     if inputs.theory:
-        return "no bracket is forecast: give clip levels or weights, or plan from a finished run"
+        return "no bounds are forecast: give clip levels or weights, or plan from a finished run"
     return (
         f"no loss is forecast: the paper's bounds are not of the codec {inputs.codec!r}, and no loss curves were "
         'measured: plan from a run with estimator = "curves" in [budget]'
@@ -311,10 +311,10 @@ def _check_reachable(best: Forecast, kl: float, advice: Callable[[], str]) -> No
             f"target must be greater than the data term {upper.data:.3g}, which no bits make smaller, got {kl:g}"
         )
     if math.isinf(bound):
-        raise BudgetError(f"target {kl:g} is out of reach: with all sites at their caps (SE) fails: {advice()}")
+        raise BudgetError(f"target {kl:g} is out of reach: with all nodes at their caps (SE) fails: {advice()}")
     if not bound <= kl:
         raise BudgetError(
-            f"target must be at least {bound:.3g}, what all sites at their caps give, got {kl:g}: {advice()}"
+            f"target must be at least {bound:.3g}, what all nodes at their caps give, got {kl:g}: {advice()}"
         )
 
 
@@ -331,7 +331,7 @@ def _bisect(good: Callable[[float], bool], low: float, high: float) -> float:
 def _between(inputs: PlanInputs, least: float, most: float) -> str:
     if not math.isfinite(most):
         return f"at least {_size(inputs, least)}"
-    return f"from {_size(inputs, least)} (what the codec needs) to {_size(inputs, most)} (what the sites may send)"
+    return f"from {_size(inputs, least)} (what the codec needs) to {_size(inputs, most)} (what the nodes may send)"
 
 
 def _size(inputs: PlanInputs, total: float) -> str:

@@ -92,10 +92,10 @@ class PlanInputs:
 
     def __post_init__(self) -> None:
         if not self.sites:
-            raise InputError("sites must be at least one")
+            raise InputError("at least one node must be given")
         names = [site.name for site in self.sites]
         if len(set(names)) < len(names):
-            raise InputError(f"names of sites must differ, got {', '.join(names)}")
+            raise InputError(f"names of nodes must differ, got {', '.join(names)}")
         validation.integer("contexts", self.contexts, least=1)
         validation.integer("vocab", self.vocab, least=2)
         validation.integer("rounds", self.rounds, least=1)

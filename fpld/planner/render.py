@@ -41,16 +41,14 @@ def plan_charts(plan: Forecast) -> list[Chart]:
 def _allocation_chart(plan: Forecast) -> Chart:
     """Return a chart of the bits of each site under each policy."""
     names = [site.name for site in plan.inputs.sites]
-    series = [
-        Series(name, "bars", names, each.bits_per_coordinate.tolist()) for name, each in compare_policies(plan).items()
-    ]
+    series = [Series(name, "bars", names, each.bits.tolist()) for name, each in compare_policies(plan).items()]
     ends = ", ".join(f"{name} {bits:.3g}" for name, bits in zip(names, series[0].y, strict=True))
     return Chart(
         name="allocation",
-        title="Bits for each site",
-        alt=f"Bits per coordinate of each site ; {plan.policy}: {ends}.",
-        x=Axis("site", "band"),
-        y=Axis("bits per coordinate"),
+        title="Bits for each node",
+        alt=f"Bits per context of each node; {plan.policy}: {ends}.",
+        x=Axis("node", "band"),
+        y=Axis("bits per context"),
         series=series,
         caption="All policies share out the same total within the same caps.",
     )
@@ -77,7 +75,7 @@ def _cost_chart(plan: Forecast) -> Chart:
             f"{what} falls from {series[0].y[0]:.3g} to {series[0].y[-1]:.3g} as the round's bytes grow; this plan has "
             f"{series[-1].y[0]:.3g}."
         ),
-        x=Axis("sent by all sites in a round (bytes)", "log", "B"),
+        x=Axis("sent by all nodes in a round (bytes)", "log", "B"),
         y=Axis("variance" if plan.coding_loss is None else "KL (nats per context)", "log"),
         series=series,
         caption="Policies share out the same total; lower is better.",
@@ -122,6 +120,24 @@ def site_rows(plan: Forecast) -> list[Row]:
     return drop_empty_columns(rows)
 
 
+def shown_rows(rows: list[Row], plan: Forecast) -> list[Row]:
+    """Return rows of sites or of policies as a person reads them: nodes, and all bits in bits per context.
+
+    The rows of JSON keep their names and their bits per coordinate.
+    """
+    vocab = plan.inputs.vocab
+    scaled = {"cap", "total", *compare_policies(plan)}
+    names = {"site": "node", "total": "total_bits", "held_by": "limited_by"}
+    return [
+        {
+            names.get(name, name): value * vocab if name in scaled and value is not None else value
+            for name, value in row.items()
+            if name != "bits"
+        }
+        for row in rows
+    ]
+
+
 def policy_rows(plan: Forecast) -> list[Row]:
     """Return one row for each policy at the same total: what is sent, and the noise and bracket or the coding loss."""
     return drop_empty_columns([_policy_row(name, each) for name, each in compare_policies(plan).items()])
@@ -132,7 +148,7 @@ def advice(plan: Forecast) -> list[str]:
     names = [site.name for site in plan.inputs.sites]
     at_cap = {name: limit for name, limit in zip(names, plan.held_by, strict=True) if limit}
     shown = ", ".join(f"{name} ({limit})" for name, limit in at_cap.items())
-    lines = [f"at their cap: {shown}" if at_cap else "no site is at its cap"]
+    lines = [f"at their cap: {shown}" if at_cap else "no node is at its cap"]
     gains = {name: gain for name, gain in zip(names, plan.next_megabyte(), strict=True) if gain is not None}
     what = "off the noise of the mean target" if plan.coding_loss is None else "nats off the coding loss"
     free = {name: gain for name, gain in gains.items() if name not in at_cap}
@@ -158,18 +174,18 @@ def sending_advice(plan: Forecast) -> list[str]:
     if not inputs.written and bits >= _LEAST_WRITTEN_BITS:
         written = round(_WRITTEN_SHARE * inputs.contexts)
         lines.append(
-            f"if text may leave the sites: [written] contexts = {written} beside probe.contexts = "
+            f"if text may leave the nodes: [written] contexts = {written} beside probe.contexts = "
             f"{inputs.contexts - written} takes the same bytes and teaches more"
         )
     if inputs.student is not None:
         weights = inputs.student / _BYTES_PER_WEIGHT
         affordable = bits * inputs.all_contexts / weights
         if affordable >= _LEAST_UPDATE_BITS:
-            lines.append(f"if updates may leave the sites: [send] updates = {affordable:.1f} takes the same bytes")
+            lines.append(f"if updates may leave the nodes: [send] updates = {affordable:.1f} takes the same bytes")
         else:
             size = show_size(len(inputs.sites) * weights * _LEAST_UPDATE_BITS / 8)
             lines.append(
-                f"if updates may leave the sites: at {_LEAST_UPDATE_BITS:g} bits per weight they take {size} a round"
+                f"if updates may leave the nodes: at {_LEAST_UPDATE_BITS:g} bits per weight they take {size} a round"
             )
     return lines
 
@@ -241,6 +257,6 @@ def plan_section(name: str, plan: Forecast, key: str) -> str:
         tiles=tiles,
         advice=advice(plan),
         charts=plan_charts(plan),
-        sites=site_rows(plan),
-        policies=policy_rows(plan),
+        sites=shown_rows(site_rows(plan), plan),
+        policies=shown_rows(policy_rows(plan), plan),
     )  # fmt: skip

@@ -123,6 +123,17 @@ def public_labels(payload: memoryview, plan: Plan) -> memoryview:
     return payload[HEADER.size : HEADER.size + _header(payload)[0]]
 
 
+def text_bytes(payload: memoryview, plan: Plan) -> int:
+    """Return how many bytes of a payload are not labels: its header, the text and the notes on it.
+
+    Of a payload that `decode_reply` refuses it is what the header says, and at most all of it.
+    """
+    if not plan.written or len(payload) < HEADER.size:
+        return 0
+    _, _, text, entries, _ = HEADER.unpack_from(payload)
+    return min(HEADER.size + int(text) + _ENTRY_BYTES * int(entries), len(payload))
+
+
 def decode_reply(payload: bytes | memoryview, plan: Plan, probe: Tokens | None) -> ReplyParts:
     """Decode the payload of a frame; raise `FrameError` for one that no node writes.
 

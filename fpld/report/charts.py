@@ -220,8 +220,8 @@ def distillation_by_round(run: RunData) -> Chart:
         axis = Axis("cross entropy (nats)")
         caption = (
             "Sampled labels are right on average and not one by one, so there is no KL to them: what counts is by how "
-            "much the student's cross entropy to them fell. The paper's bounds are not about such labels: there is no "
-            "bracket."
+            "much the student's cross entropy to them fell. The paper's bounds are not about such labels: there are "
+            "none."
         )
     else:
         title = "What distillation left"

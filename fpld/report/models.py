@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import students
-from fpld.data import TokenStrings, encode_documents, load_probe, load_tokenizer, read_documents
+from fpld.data import TokenStrings, load_probe, load_tokenizer, read_documents
 from fpld.errors import InputError
 from fpld.federation.state import read_student
 from fpld.node.spec import NodeSpec
+from fpld.node.text import heldout_text
 from fpld.node.training import open_student
 from fpld.protocol.weights import weights_digest
 from fpld.storage.arrays import read_arrays
@@ -32,7 +33,7 @@ from fpld.storage.run_folder import (
     TOKENIZER,
     RunFolder,
 )
-from fpld.students.heldout import HeldoutText, mean_losses
+from fpld.students.heldout import HeldoutText, mean_losses, read_heldout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from fpld.data import Tokenizer
     from fpld.students import Student
-    from fpld.types import Tokens
 
 _OWN_MODELS = ("adopted", "own", "alone")
 _BASE_MODEL = "base-0.safetensors"
@@ -57,7 +57,7 @@ class SavedModels:
     models: Mapping[str, Callable[[], Student]]
     tokenizer: Tokenizer
     length: int
-    heldout: list[Tokens]
+    heldout: list[HeldoutText]
     own_tokenizer: Tokenizer | None = None
 
     def tokenizer_of(self, name: str) -> Tokenizer:
@@ -87,8 +87,7 @@ def open_models(folder: Path) -> SavedModels:
         # The run goes on: its student is that of the last closed round.
         models = {"student": partial(_open_checkpoint, folder)} | models
     length = load_probe(folder / PROBE).sequences.shape[1]
-    texts = read_arrays(folder / HELDOUT)[0] if store.has(HELDOUT) else {}
-    heldout = [texts[str(index)] for index in range(len(texts))]
+    heldout = read_heldout(read_arrays(folder / HELDOUT)[0]) if store.has(HELDOUT) else []
     vocab = students.read_vocab(folder / _BASE_MODEL) if store.has(_BASE_MODEL) else None
     tokenizer = load_tokenizer(folder / TOKENIZER, vocab=vocab)
     return SavedModels(models, tokenizer, length, heldout)
@@ -112,34 +111,34 @@ def _node_models(folder: Path) -> SavedModels:
     for name, file in saved.items():
         if file.is_file():
             models[name] = partial(open_student, file)
-    heldout = read_arrays(run / "heldout.safetensors")[0]
+    heldout = read_heldout(read_arrays(run / "heldout.safetensors")[0])
     tokenizer = load_tokenizer(files / spec.files.shared_tokenizer, vocab=students.read_vocab(base))
     own = None
     if spec.files.student_tokenizer is not None:
         own = load_tokenizer(files / spec.files.tokenizer, vocab=students.read_vocab(files / spec.files.base))
-    return SavedModels(models, tokenizer, spec.length, [heldout["0"]], own)
+    return SavedModels(models, tokenizer, spec.length, heldout, own)
 
 
 def _open_received(base: Path, file: Path) -> Student:
     return open_student(base, students.read_state(file))
 
 
-def read_evaluation_texts(models: SavedModels, path: Path | None, field: str) -> list[Tokens]:
+def read_evaluation_texts(models: SavedModels, path: Path | None, field: str) -> list[HeldoutText]:
     """Return a text as the models' tokens; without a path the held-out texts, one for each node."""
     if path is not None:
-        return [encode_documents(read_documents(path, field=field), models.tokenizer)]
+        return [heldout_text(read_documents(path, field=field), models.tokenizer)]
     if not models.heldout:
         raise InputError("--data must be given: the held-out texts are with the nodes, not in this folder")
     return models.heldout
 
 
-def evaluate_models(models: SavedModels, texts: Sequence[Tokens], length: int) -> list[dict[str, Any]]:
+def evaluate_models(models: SavedModels, texts: Sequence[HeldoutText], length: int) -> list[dict[str, Any]]:
     """Return a row for each model: nats per token of the student, averaged over the texts, bits per byte, perplexity.
 
-    `length` is the tokens of a context.
+    `length` is the tokens of a context. Of conversations the answers count.
     """
-    tokens = sum(len(text) for text in texts)
-    size = sum(models.tokenizer.text_bytes(text) for text in texts)
+    tokens = sum(len(text.counted) for text in texts)
+    size = sum(models.tokenizer.text_bytes(text.counted) for text in texts)
     rows = []
     losses = dict[str, float]()
     for name in models.models:
@@ -148,10 +147,10 @@ def evaluate_models(models: SavedModels, texts: Sequence[Tokens], length: int) -
         digest = weights_digest(student.state())
         if digest not in losses:
             own = models.tokenizer_of(name)
-            spelled = [HeldoutText(text) for text in texts]
+            spelled = texts
             if own is not models.tokenizer:
                 strings = TokenStrings(models.tokenizer), TokenStrings(own)
-                spelled = [HeldoutText.respelled(text, *strings) for text in texts]
+                spelled = [HeldoutText.respelled(text.tokens, *strings) for text in texts]
             losses[digest] = float(np.mean(mean_losses([text.nats(student, length) for text in spelled])))
         loss = losses[digest]
         rows.append(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _METRICS = (
-    ("round", "The round that goes on, or was closed last.", "round"),
+    ("round", "The round that is under way, or was closed last.", "round"),
     ("rounds", "All rounds of the run.", "rounds"),
     ("answered_nodes", "Nodes whose frames of this round were accepted.", "answered"),
     ("nodes", "All nodes of the run.", "nodes"),

@@ -36,7 +36,7 @@ def summary_tiles(run: RunData) -> dict[str, str]:
         tiles["not all text was used"] = left_out
     privacy = run.section("privacy")
     if privacy:
-        tiles["promised by each node"] = f"epsilon {privacy.get('epsilon')} for a {privacy.get('unit', 'document')}"
+        tiles["guarantee of each node"] = f"epsilon {privacy.get('epsilon')} for a {privacy.get('unit', 'document')}"
     tiles |= {"rounds closed": f"{len(run.trace)} of {run.planned_rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
         loss = run.trace[-1].heldout_loss
@@ -151,7 +151,7 @@ def allocation_rows(run: RunData) -> list[Row]:
 def continuation_rows(run: RunData) -> list[Row]:
     """Return the sample texts of each round's student, the last round first."""
     return [
-        {"round": record.round, "prompt": text.prompt, "the student goes on": text.text}
+        {"round": record.round, "prompt": text.prompt, "the student continues": text.text}
         for record in reversed(run.trace)
         for text in record.continuations
     ]

@@ -37,9 +37,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import torch
+
     from fpld.data import Tokenizer
     from fpld.privacy import Mechanism, PrivateText, RandomSource
     from fpld.students.configs import Compute
+    from fpld.students.processes import Group
 
 VERSION = "1"
 """The version of the model files; a file of another version is refused."""
@@ -212,6 +215,10 @@ class Student(ABC):
 
     def compute_with(self, compute: Compute) -> Self:  # noqa: ARG002  # kinds in NumPy have one precision
         """Train with a machine's precision, memory and number of sequences at a time; in place."""
+        return self
+
+    def join(self, group: Group, device: torch.device, *, shard: bool) -> Self:  # noqa: ARG002  # for kinds that can
+        """Be one of the processes that train a student together; in place. `shard`: hold a share of the weights."""
         return self
 
     @property
@@ -475,6 +482,10 @@ class Student(ABC):
         other._set_state(self.state())
         return other
 
+    def recipe(self) -> tuple[Callable[..., Student], tuple[Any, ...]]:
+        """Return a function and its arguments that make an equal student in another process, on the CPU."""
+        return _make, (type(self), self.config, self.state())
+
     def save(self, path: str | Path, **metadata: str) -> None:
         """Write the student to a safetensors file, with its configuration and any other metadata."""
         config = json.dumps(dataclasses.asdict(self.config), sort_keys=True)
@@ -511,6 +522,12 @@ class Student(ABC):
         except (InputError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: must hold a sound {cls.kind} student, but {error}") from error
         return student
+
+
+def _make(kind: type[Student], config: Any, state: Mapping[str, np.ndarray]) -> Student:
+    student = kind(config, seed=0)
+    student.load_state(state)
+    return student
 
 
 def _check_size(expected: int, size: int) -> None:

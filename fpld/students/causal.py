@@ -111,6 +111,12 @@ class CausalNetwork(nn.Module):
         model: Any = self.model
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
+    def uncut(self) -> nn.Module:
+        """Return the model, which is used as a whole from here on."""
+        self.separable = False
+        self.trunk = None
+        return self.model
+
     def _with_bos(self, ids: Tensor) -> Tensor:
         if self.bos is None:
             return ids
@@ -163,6 +169,12 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config()
 
 
+def transformer_layers(model: Any) -> list[nn.Module]:
+    """Return the layers of a model, each of which can be computed by itself."""
+    layer = require("transformers").modeling_layers.GradientCheckpointingLayer
+    return [module for module in model.modules() if isinstance(module, layer)]
+
+
 def recompute(model: Any) -> None:
     """Let a model compute its layers again in the backward pass instead of keeping their activations."""
     kind = type(model).__name__
@@ -172,8 +184,7 @@ def recompute(model: Any) -> None:
         raise ParameterError(
             "checkpointing", f"must be False for {kind}, which cannot compute its layers again"
         ) from error
-    block = require("transformers").modeling_layers.GradientCheckpointingLayer
-    layers = [module for module in model.modules() if isinstance(module, block)]
+    layers = transformer_layers(model)
     if not layers or any(getattr(layer, "dropout", 0.0) for layer in layers):
         raise ParameterError("checkpointing", f"must be False for {kind}: its layers cannot be computed twice alike")
     for layer in layers:

@@ -46,6 +46,10 @@ class Compute:
         configuration says. "auto": as many as fit into memory, tried before each training.
     memory
         Bytes of a GPU that a process may take (None: all).
+    processes
+        Processes of a training that is not private, each with a GPU where there are some (`fpld.students.processes`).
+    shard
+        Each of them holds only a share of a pretrained model's weights; the calling process has the model on the CPU.
     """
 
     device: Device = "auto"
@@ -53,6 +57,13 @@ class Compute:
     dtype: Precision = "auto"
     at_once: int | Literal["auto"] | None = None
     memory: int | None = None
+    processes: int = 1
+    shard: bool = False
+
+    @property
+    def sharded(self) -> bool:
+        """Return whether trainings divide the weights among processes."""
+        return self.shard and self.processes > 1
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from fpld.errors import InputError, MissingExtraError
+from fpld.errors import InputError, MissingExtraError, ParameterError
 from fpld.validation import check_count
 
 try:
@@ -68,26 +68,45 @@ def available_devices() -> list[str]:
     return [name for name, is_there in there.items() if is_there]
 
 
-def describe_device(device: str, processes: int, threads: int) -> str:
+def check_processes(device: torch.device, count: int) -> None:
+    """Raise ParameterError if a training on a device cannot run in so many processes, each on a GPU of its own."""
+    if count == 1 or device.type == "cpu":
+        return
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 1
+    if count > gpus:
+        raise ParameterError(
+            "processes", f"must be at most {gpus}, as many as there are GPUs ({device.type}), got {count}: set it lower"
+        )
+
+
+def describe_device(device: str, workers: int, threads: int, processes: int = 1) -> str:
     """Return in words where a machine computes, and what of it stands idle.
 
     Parameters
     ----------
     device
         A device, or "auto".
-    processes, threads
+    workers, threads
         How many processes compute side by side, and the threads of each.
+    processes
+        How many processes each training has.
     """
-    chosen = pick_device(device).type
+    place = pick_device(device)
+    check_processes(place, processes)
+    chosen = place.type
     available = available_devices()
     text = f"models are computed on {chosen}"
     if chosen == "cpu":
         cores = os.cpu_count() or 1
-        busy = processes * threads
-        text += f", with {threads} threads in each of {processes} processes on {cores} cores"
+        busy = workers * processes * threads
+        text += f", with {threads} threads in each of {workers * processes} processes on {cores} cores"
         if busy < cores:
             text += f": {cores - busy} cores stand idle"
     if available[0] not in ("cpu", chosen):
         text += f"; a GPU is there and not used ({available[0]})"
     count = torch.cuda.device_count() if chosen == "cuda" else 1
-    return text if count == 1 else f"{text}; 1 of {count} GPUs is used"
+    if processes > 1:
+        text += f"; each training has {processes} processes"
+    if count == 1 or processes == count:
+        return text
+    return f"{text}; {processes} of {count} GPUs {'is' if processes == 1 else 'are'} used"

@@ -12,11 +12,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from itertools import chain
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fpld.errors import MissingExtraError
+from fpld.data.token_stream import draw_places, read_ids
+from fpld.errors import MissingExtraError, ParameterError
 from fpld.privacy import Mechanism, PrivateText, RandomSource
 from fpld.privacy.sampling import PADDING
 from fpld.progress import LoopProgress
@@ -35,6 +36,7 @@ except ImportError as error:
 from fpld.students.devices import largest_that_fits, pick_device, pick_precision
 from fpld.students.losses import ModelTeacher, Teacher, has_spare_core, make_teacher, prefetched
 from fpld.students.noisy import UnitGradient, noisy_mean
+from fpld.students.processes import Group, train_together, whole
 from fpld.students.subspace import NEWTON_SHARE, public_subspace
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ class GradientStudent(Student):
     _compute = Compute(dtype="float32")
     _fitting: int | None = None  # sequences at a time that fit into memory, where they were tried
     _scaler: torch.amp.GradScaler  # of the training that runs
+    _group = Group()  # of processes that train the student together
+    _sharded = False  # whether each of them holds only a share of the weights
 
     @property
     @abstractmethod
@@ -80,12 +84,32 @@ class GradientStudent(Student):
         return pick_precision(self._compute.dtype, self.device)
 
     def compute_with(self, compute: Compute) -> Self:
-        """Train with a machine's precision, memory and number of sequences at a time; in place."""
+        """Train with a machine's precision, memory, processes and number of sequences at a time; in place."""
         self._compute = compute
+        if compute.sharded:
+            self._check_sharding(compute)
         if compute.memory is not None and self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(compute.memory / total, 1.0), self.device)
         return self
+
+    def _check_sharding(self, compute: Compute) -> None:  # noqa: ARG002  # for kinds that can
+        """Raise ParameterError if processes cannot divide the weights among themselves."""
+        raise ParameterError("shard", f"must be false for a student of kind {self.kind!r}: each process has all of it")
+
+    def join(self, group: Group, device: torch.device, *, shard: bool) -> Self:
+        """Be one of the processes that train a student together; in place. `shard`: hold a share of the weights."""
+        self._group = group
+        if shard:
+            self._shard(device)
+            self._sharded = True
+            self.device = device
+            return self
+        return self.to(device.type)
+
+    def _shard(self, device: torch.device) -> None:
+        """Leave a share of the weights to this process."""
+        raise NotImplementedError
 
     def _rate_factor(self, name: str) -> float:  # noqa: ARG002  # a kind of student may tell parameters apart
         """Return the factor of a parameter's learning rate."""
@@ -116,7 +140,7 @@ class GradientStudent(Student):
 
     def state(self) -> dict[str, np.ndarray]:
         """Return a copy of the parameters that are trained, float32, by name."""
-        return {name: weight.detach().cpu().numpy().copy() for name, weight in self._trained().items()}
+        return {name: whole(weight.detach()).cpu().numpy().copy() for name, weight in self._trained().items()}
 
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: weight for name, weight in self._network.named_parameters() if weight.requires_grad}
@@ -149,9 +173,10 @@ class GradientStudent(Student):
         """
         return self.predict(sequences), None
 
-    def _token_loss(self, ids: Tensor) -> Tensor:
-        """Return the mean cross entropy of windows [B, T+1]."""
-        return F.cross_entropy(self._network(ids[:, :-1]).flatten(0, 1).float(), ids[:, 1:].flatten())
+    def _token_loss(self, ids: Tensor, learnt: Tensor | None = None) -> Tensor:
+        """Return the mean cross entropy of windows [B, T+1]: of all tokens, or of those that are learnt [B*T]."""
+        logits, following = some_tokens(self._network(ids[:, :-1]), ids, learnt)
+        return F.cross_entropy(logits.float(), following)
 
     def _target_loss(self, sequences: np.ndarray, t: Tensor) -> Tensor:
         """Return the mean cross entropy of sequences [B, T] to targets [B, T, V]."""
@@ -171,6 +196,8 @@ class GradientStudent(Student):
         return found
 
     def _finetune(self, tokens: np.ndarray, steps: int, seed: int, rate: float | None) -> float:
+        if self.in_processes:
+            return self.train_in_processes(self, "_finetune", (tokens, steps, seed, rate), self.config.batch)
         rng = np.random.default_rng(seed)
         batch = self.config.batch
         self._fit_memory(batch, self._token_trial)
@@ -246,17 +273,30 @@ class GradientStudent(Student):
 
     def _unit_gradient(self, windows: np.ndarray) -> float:
         """Add the gradient of the mean cross entropy over the tokens of windows [B, T+1], which may be padded."""
-        count = int((windows[:, 1:] != PADDING).sum())
+        count = max(int((windows[:, 1:] >= 0).sum()), 1)  # without padding, and what is only read
         loss = 0.0
         for start in range(0, len(windows), self.at_once):
-            ids = self._ids(windows[start : start + self.at_once])
-            logits = self._network(ids[:, :-1].clamp(min=0)).flatten(0, 1).float()
-            nats = F.cross_entropy(logits, ids[:, 1:].flatten(), ignore_index=PADDING, reduction="sum") / count
+            some = windows[start : start + self.at_once]
+            following = self._ids(some[:, 1:]).clamp(min=PADDING).flatten()
+            logits = self._network(self._ids(read_ids(some[:, :-1]))).flatten(0, 1).float()
+            nats = F.cross_entropy(logits, following, ignore_index=PADDING, reduction="sum") / count
             nats.backward()  # type: ignore[no-untyped-call]
             loss += float(nats.detach())
         return loss
 
+    def train_in_processes(self, student: Student, method: str, arguments: tuple[Any, ...], batch: int | None) -> float:
+        """Run a training of this student, or of one that is made of it, in several processes."""
+        device = pick_device(self._compute.device) if self._compute.sharded else self.device
+        return train_together(student, method, arguments, batch or self.config.batch, self._compute, device)
+
+    @property
+    def in_processes(self) -> bool:
+        """Return whether trainings run in several processes, of which this is none."""
+        return self._compute.processes > 1
+
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
+        if self.in_processes:
+            return self.train_in_processes(self, "_distill", (sequences, target, reference, how), how.batch)
         return self.learn(
             sequences, make_teacher(target, sequences, reference, self.device), how, self._target_loss, self.vocab
         )
@@ -264,6 +304,11 @@ class GradientStudent(Student):
     def _distill_from_models(
         self, sequences: np.ndarray, states: Sequence[Mapping[str, np.ndarray]], shares: np.ndarray, how: Distillation
     ) -> float:
+        if self.in_processes:
+            if self._compute.shard:
+                raise ParameterError("shard", "must be false where a student learns from models: each is held whole")
+            arguments = (sequences, states, shares, how)
+            return self.train_in_processes(self, "_distill_from_models", arguments, how.batch)
         teacher = ModelTeacher(self.copy(), states, shares, sequences)
         return self.learn(sequences, teacher, how, self._target_loss, self.vocab)
 
@@ -286,7 +331,8 @@ class GradientStudent(Student):
         blocks = teacher.blocks(rows[part] for rows, _ in minibatches for part in self._parts(batch))
         progress = LoopProgress("distillation", how.steps, tokens=batch * sequences.shape[1])
         with ExitStack() as stack:
-            if self.device.type == "cpu" and has_spare_core():
+            # With shares of the weights a prediction is a work of all processes, in one order.
+            if self.device.type == "cpu" and has_spare_core() and not self._sharded:
                 blocks = stack.enter_context(closing(prefetched(blocks, torch.get_num_threads())))
             lessons = chain.from_iterable(blocks)
 
@@ -317,17 +363,36 @@ class GradientStudent(Student):
 
     def _draw_starts(self, tokens: np.ndarray, rng: np.random.Generator, batch: int) -> np.ndarray:
         """Draw where the windows of a minibatch of text begin."""
-        return rng.integers(len(tokens) - self.window, size=batch)
+        return draw_places(
+            tokens, lambda count: rng.integers(len(tokens) - self.window, size=count), batch, self.window + 1
+        )
 
     def _text_step(self, tokens: np.ndarray, starts: np.ndarray, weight: float) -> float:
         """Add the gradient of `weight` times the cross entropy of windows that start at these places [B]."""
         windows = tokens[starts[:, None] + np.arange(self.window + 1)]  # [B, T+1]
+        if windows.min() < 0:
+            return self._answers_step(windows, weight)
 
         def loss(part: slice) -> Tensor:
             with self._autocast():
                 return weight * self._token_loss(self._ids(windows[part]))
 
         return self._accumulate(loss, len(starts))
+
+    def _answers_step(self, windows: np.ndarray, weight: float) -> float:
+        """Do as `_text_step` for windows in which some tokens are only read: the mean is over the others."""
+        ids = read_ids(windows)
+        learnt = windows[:, 1:] >= 0
+        mean = learnt.sum() / len(windows)
+
+        def loss(part: slice) -> Tensor:
+            # The mean over a part becomes its share of the minibatch's mean, whatever the number of its answers.
+            share = float(learnt[part].sum() / (mean * len(learnt[part])))
+            chosen = torch.from_numpy(learnt[part].ravel()).to(self.device)
+            with self._autocast():
+                return weight * share * self._token_loss(self._ids(ids[part]), chosen)
+
+        return self._accumulate(loss, len(windows))
 
     def _accumulate(self, loss: Callable[[slice], Tensor], batch: int) -> float:
         """Sum the gradients of a minibatch of `batch` sequences, `at_once` at a time."""
@@ -350,9 +415,10 @@ class GradientStudent(Student):
         """
         if self._compute.at_once != "auto":
             return
-        self._fitting = largest_that_fits(lambda count: self._try_step(trial, count), batch)
-        if self._fitting < batch:
-            log.info("%d of the %d windows of a minibatch fit into memory at a time", self._fitting, batch)
+        own = len(self._group.share(batch))
+        self._fitting = self._group.smallest(largest_that_fits(lambda count: self._try_step(trial, count), own))
+        if self._fitting < own:
+            log.info("%d of the %d windows of a minibatch fit into memory at a time", self._fitting, own)
 
     def _try_step(self, trial: Callable[[int], Tensor], count: int) -> None:
         weights = list(self._trained().values())
@@ -376,8 +442,9 @@ class GradientStudent(Student):
         return target_loss(some, torch.zeros((*some.shape, width), device=self.device))
 
     def _parts(self, batch: int) -> list[slice]:
-        """Return the parts of a minibatch that are computed at a time."""
-        return [slice(start, min(start + self.at_once, batch)) for start in range(0, batch, self.at_once)]
+        """Return the parts of a minibatch that this process computes at a time."""
+        own = self._group.share(batch)
+        return [slice(start, min(start + self.at_once, own.stop)) for start in own[:: self.at_once]]
 
     def _train(
         self,
@@ -411,7 +478,7 @@ class GradientStudent(Student):
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["scale"] * schedule(index, steps)
             optimizer.zero_grad()
-            losses.append(step())
+            losses.append(self._group.add_up(step(), weights))
             self._scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(weights, self.config.clip)
             self._scaler.step(optimizer)
@@ -420,6 +487,13 @@ class GradientStudent(Student):
             progress.add(loss=losses[-1])
         tail.finish()
         return tail_mean(losses)
+
+
+def some_tokens(values: Tensor, ids: Tensor, learnt: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return values [B, T, C] and the ids that follow them in windows [B, T+1] by rows: all, or those learnt [B*T]."""
+    rows = values.flatten(0, 1)
+    following = ids[:, 1:].flatten()
+    return (rows, following) if learnt is None else (rows[learnt], following[learnt])
 
 
 class TensorPredictor(Predictor):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     Windows = Sequence[Sequence[float]]
 
 _POSITIONS = ".positions"
+_ANSWERS = ".answers"
 _PREDICTED_VALUES = 1 << 20  # coordinates that a student predicts at a time
 _MAX_VALUES = 1 << 25  # coordinates of a probe set that are evaluated
 _BLOCK_VALUES = 1 << 15  # coordinates of a block: its intermediate results stay in the cache
@@ -38,17 +39,28 @@ _BLOCK_VALUES = 1 << 15  # coordinates of a block: its intermediate results stay
 class HeldoutText(NamedTuple):
     """A text as a model's tokens [n]; `positions` [n] are where these end in the tokens of the student, if it differs.
 
-    A position of 2.5 is in the middle of the student's third token.
+    A position of 2.5 is in the middle of the student's third token. Of conversations, `answers` [n] says which tokens
+    are learnt, and so count.
     """
 
     tokens: Tokens
     positions: Floats | None = None
+    answers: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def counted(self) -> Tokens:
+        """Return the tokens that the loss is about: all, or those of answers."""
+        return self.tokens if self.answers is None else self.tokens[self.answers.astype(bool)]
 
     def nats(self, student: Student, length: int) -> npt.NDArray[np.floating[Any]]:
         """Return a model's cross entropy by the tokens of the federation's student, but the first.
 
         Windows of `length` of the student's tokens see only themselves, or as many bytes in tokens of the model's own.
         """
+        if self.answers is not None:
+            every = student.token_nats(self.tokens, length)
+            counted: npt.NDArray[np.floating[Any]] = every[self.answers[1:].astype(bool)]
+            return counted
         if self.positions is None:
             return student.token_nats(self.tokens, length)
         count = round(float(self.positions[-1]))
@@ -60,12 +72,13 @@ class HeldoutText(NamedTuple):
 
     def arrays(self, name: str) -> Arrays:
         """Return the arrays of a file in which the text has this name."""
-        return {name: self.tokens} | ({} if self.positions is None else {name + _POSITIONS: self.positions})
+        beside = {name + _POSITIONS: self.positions, name + _ANSWERS: self.answers}
+        return {name: self.tokens} | {key: array for key, array in beside.items() if array is not None}
 
     @classmethod
     def of(cls, arrays: Arrays, name: str) -> HeldoutText:
         """Return the text of this name from the arrays of a file."""
-        return cls(arrays[name], arrays.get(name + _POSITIONS))
+        return cls(arrays[name], arrays.get(name + _POSITIONS), arrays.get(name + _ANSWERS))
 
     @classmethod
     def respelled(cls, tokens: Tokens, shared: TokenStrings, own: TokenStrings) -> HeldoutText:
@@ -78,9 +91,14 @@ class HeldoutText(NamedTuple):
         return cls(mine, positions)
 
 
+def heldout_arrays(texts: Sequence[HeldoutText]) -> Arrays:
+    """Return the arrays of a file with texts "0", "1", ..."""
+    return {name: array for index, text in enumerate(texts) for name, array in text.arrays(str(index)).items()}
+
+
 def read_heldout(arrays: Arrays) -> list[HeldoutText]:
     """Return the texts "0", "1", ... from the arrays of a file."""
-    count = sum(not name.endswith(_POSITIONS) for name in arrays)
+    count = sum(not name.endswith((_POSITIONS, _ANSWERS)) for name in arrays)
     return [HeldoutText.of(arrays, str(index)) for index in range(count)]
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fpld.data import Tokenizer
     from fpld.students.base import Predictor
+    from fpld.students.configs import Compute
 
 try:
     import torch
@@ -33,9 +34,10 @@ try:
 except ImportError as error:
     raise MissingExtraError("the Hugging Face student", "huggingface") from error
 
-from fpld.students.causal import CausalNetwork, recompute, stack, text_config, with_adapters
-from fpld.students.gradient import GradientStudent, TensorPredictor
+from fpld.students.causal import CausalNetwork, recompute, stack, text_config, transformer_layers, with_adapters
+from fpld.students.gradient import GradientStudent, TensorPredictor, some_tokens
 from fpld.students.losses import target_loss, token_loss
+from fpld.students.processes import shard_weights
 
 BLOCK_BYTES = 64 << 20
 """Bytes of one block of logits at most, unless a single sequence takes more."""
@@ -125,6 +127,15 @@ class HuggingFace(GradientStudent):
         )
         return self
 
+    def _check_sharding(self, compute: Compute) -> None:
+        if compute.at_once == "auto":
+            raise ParameterError("at_once", "must be a number where shard is true: processes cannot try by themselves")
+        if compute.dtype == "float16":
+            raise ParameterError("dtype", "must be 'bfloat16' or 'float32' where shard is true, got 'float16'")
+
+    def _shard(self, device: torch.device) -> None:
+        shard_weights(self._network.uncut(), transformer_layers(self._network.model), device)
+
     def next_logits(self) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function from the next tokens [B] of B sequences to the logits [B, V] after them."""
         past = None
@@ -211,11 +222,12 @@ class HuggingFace(GradientStudent):
         weight = self._network.frozen_read_out
         return (self.predict(sequences), None) if weight is None else (self.features(sequences), weight)
 
-    def _token_loss(self, ids: Tensor) -> Tensor:
+    def _token_loss(self, ids: Tensor, learnt: Tensor | None = None) -> Tensor:
         weight = self._network.frozen_read_out
         if weight is None:
-            return super()._token_loss(ids)
-        return token_loss(self._network.features(ids[:, :-1]).flatten(0, 1), weight, ids[:, 1:].flatten())
+            return super()._token_loss(ids, learnt)
+        features, following = some_tokens(self._network.features(ids[:, :-1]), ids, learnt)
+        return token_loss(features, weight, following)
 
     def _target_loss(self, sequences: np.ndarray, t: Tensor) -> Tensor:
         weight = self._network.frozen_read_out

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fpld.data.token_stream import draw_places, read_ids
 from fpld.errors import InputError
 from fpld.numerics import softmax
 from fpld.progress import LoopProgress
@@ -147,9 +148,10 @@ class NGram(Student):
     def _text_batch(self, tokens: np.ndarray, rng: np.random.Generator, size: int, weight: float) -> "Batch":
         """Draw positions of a text: their contexts, and the tokens that follow as one-hot rows."""
         order = self.config.order
-        chosen = rng.integers(len(tokens) - 1, size=size)
+        chosen = draw_places(tokens, lambda count: rng.integers(len(tokens) - 1, size=count), size, 2)
         places = chosen[:, None] + np.arange(1 - order, 2)  # the context's tokens, and the one that follows
-        windows = np.where(places >= 0, tokens[np.maximum(places, 0)], self.vocab)  # before the text: as in `_rows`
+        read = read_ids(tokens[np.maximum(places, 0)])
+        windows = np.where(places >= 0, read, self.vocab)  # before the text: as in `_rows`
         p = np.zeros((size, self.vocab), np.float32)
         p[np.arange(size), windows[:, -1]] = 1.0
         return Batch(self._rows(windows[:, :-1])[:, -1], p, 0.0, weight)

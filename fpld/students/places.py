@@ -12,7 +12,7 @@ no array of logits of a minibatch is kept.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ from fpld.students.base import Student
 from fpld.students.losses import make_teacher, read_out_loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from fpld.data.label_space import TokenMap
     from fpld.data.places import Reading
     from fpld.students.base import Distillation
+    from fpld.students.configs import Compute
     from fpld.students.gradient import GradientStudent
+    from fpld.students.processes import Group
     from fpld.target import Target
 
 LEAST_PROBABILITY = 1e-20
@@ -105,6 +107,21 @@ class PlaceStudent(Student):
     def _set_state(self, state: Mapping[str, np.ndarray]) -> None:
         self.model._set_state(state)
 
+    def join(self, group: Group, device: torch.device, *, shard: bool) -> Self:
+        """Be one of the processes that train the model together."""
+        self.model.join(group, device, shard=shard)
+        self._map = MapProduct(self.reading.space, device)
+        return self
+
+    def compute_with(self, compute: Compute) -> Self:
+        """Let the model train with what a machine has."""
+        self.model.compute_with(compute)
+        return self
+
+    def recipe(self) -> tuple[Callable[..., Student], tuple[Any, ...]]:
+        """Return a function and its arguments that make an equal student in another process."""
+        return type(self), (self.model, self.reading)
+
     def copy(self) -> Self:
         """Return a student with the same parameters that shares none of them."""
         return type(self)(self.model.copy(), self.reading)
@@ -168,5 +185,8 @@ class PlaceStudent(Student):
         return self.model._check_distillation(how)  # public text is in the model's own tokens
 
     def _distill(self, sequences: np.ndarray, target: Target, reference: Student | None, how: Distillation) -> float:
+        if self.model.in_processes:
+            arguments = (sequences, target, reference, how)
+            return self.model.train_in_processes(self, "_distill", arguments, how.batch)
         teacher = make_teacher(target, sequences, reference, self.model.device)
         return self.model.learn(sequences, teacher, how, self._target_loss, self.vocab)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld.data.fetch import ARCHIVES, FetchError, cache_folder, fetch
 from fpld.data.hub import hub_folder
-from fpld.data.tokenizers import PretrainedTokenizer, same_tokens
+from fpld.data.tokenizers import ChatTemplate, PretrainedTokenizer, same_tokens
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.files import parse_json, read_utf8
 from fpld.students.llama2c import write_folder
@@ -54,7 +54,7 @@ class HuggingFaceTokenizer(PretrainedTokenizer):
         tokenizer = load_transformers_tokenizer(path)
         if not getattr(tokenizer, "is_fast", False):
             raise InputError(f"{path} must hold a tokenizer.json: only fast tokenizers are read")
-        super().__init__(tokenizer.backend_tokenizer.to_str(), vocab=vocab)
+        super().__init__(tokenizer.backend_tokenizer.to_str(), vocab=vocab, chat=_chat_template(tokenizer))
 
 
 def load_transformers_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -66,6 +66,16 @@ def load_transformers_tokenizer(path: str | os.PathLike[str]) -> Any:
     except Exception as error:  # readers of tokenizers raise all kinds of exceptions
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{path} must hold a tokenizer that can be read: {printable(first)}") from error
+
+
+def _chat_template(tokenizer: Any) -> ChatTemplate | None:
+    """Return the template by which a tokenizer of transformers writes conversations, if it has one."""
+    source = getattr(tokenizer, "chat_template", None)
+    if isinstance(source, dict):
+        source = source.get("default")
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, {name: str(token) for name, token in tokenizer.special_tokens_map.items()})
 
 
 def check_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:

@@ -26,7 +26,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("the transformer student", "torch") from error
 
-from fpld.students.gradient import GradientStudent
+from fpld.students.gradient import GradientStudent, some_tokens
 from fpld.students.losses import target_loss, token_loss
 
 LARGE_VOCAB = 16384  # from here on the logits of a minibatch are never held together
@@ -223,11 +223,11 @@ class Transformer(GradientStudent):
         """Return the last hidden states [B, T, C] and the embedding, which is the read-out."""
         return self._network.features(self._ids(sequences)), self._network.embedding
 
-    def _token_loss(self, ids: Tensor) -> Tensor:
+    def _token_loss(self, ids: Tensor, learnt: Tensor | None = None) -> Tensor:
         if not self._large:
-            return super()._token_loss(ids)
-        features = self._network.features(ids[:, :-1]).flatten(0, 1)
-        return token_loss(features, self._network.embedding, ids[:, 1:].flatten())
+            return super()._token_loss(ids, learnt)
+        features, following = some_tokens(self._network.features(ids[:, :-1]), ids, learnt)
+        return token_loss(features, self._network.embedding, following)
 
     def _target_loss(self, sequences: np.ndarray, t: Tensor) -> Tensor:
         if not self._large:

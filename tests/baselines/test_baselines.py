@@ -13,7 +13,7 @@ import pytest
 
 from fpld import config as configuration
 from fpld import registry, students
-from fpld.baselines import baseline_jobs, baseline_steps
+from fpld.baselines import baseline_jobs, baseline_work
 from fpld.cli import main
 from fpld.codecs.updates import encode_update
 from fpld.engines.local import run_local
@@ -79,7 +79,8 @@ def test_a_baseline_states_its_jobs_and_steps(
     monkeypatch.setattr(registry.baselines, "_loaded", dict(registry.baselines._loaded))
     registry.baselines.register("plain", lambda _context: [])  # type: ignore[arg-type]  # states no cost
     config = changed(config_file, section, f'["{method}"]')
-    assert (baseline_jobs(config), baseline_steps(config)) == (jobs, steps)
+    work = baseline_work(config)
+    assert (baseline_jobs(config), work.steps + work.distilled + work.taught) == (jobs, steps)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from fpld import config as configuration
 from fpld import students
-from fpld.baselines import baseline_jobs, baseline_steps, feddf
+from fpld.baselines import baseline_jobs, baseline_work, feddf
 from fpld.codecs.updates import decode_update, encode_update, update_bytes
 from fpld.config.sections import BaselinesSection
 from fpld.engines.local import run_local
@@ -124,7 +124,8 @@ def test_steps_and_names_follow_the_configuration(config_file: Path) -> None:
     assert feddf.step_counts(config) == [config.distill.steps]
     # With several rounds the nodes are trained anew, in one.
     assert baseline_jobs(config) == 2 + NODES
-    assert baseline_steps(config) == config.distill.steps + NODES * config.local_steps
+    work = baseline_work(config)
+    assert (work.taught, work.steps) == (config.distill.steps, NODES * config.local_steps)
 
 
 def test_each_model_writes_the_contexts_of_the_written_section(config_file: Path) -> None:

@@ -37,7 +37,7 @@ def sections() -> dict[str, type[BaseModel]]:
 def test_every_key_is_documented(section: str) -> None:
     page = SITE["configuration_page"]()
     said = SITE["attribute_texts"](sections()[section])
-    below = page.partition(f"] {{#{section}}}")[2].partition("\n## ")[0]
+    below = re.split(rf"^## \[+{section}\]+\n", page, flags=re.MULTILINE)[1].partition("\n## ")[0]
     for key in sections()[section].model_fields:
         assert said[key].endswith("."), key
         assert re.search(rf"^\| `{key}` \| .+ \| .+ \| {re.escape(said[key])} \|$", below, re.MULTILINE), key
@@ -204,7 +204,7 @@ def test_what_was_read_can_be_written_and_read_again() -> None:
 
 @pytest.mark.parametrize("kind", ["ngram", "transformer", "huggingface"])
 def test_every_field_of_a_student_is_documented(kind: str) -> None:
-    below = SITE["configuration_page"]().partition(f"{{#student-{kind}}}")[2].partition("\n## ")[0]
+    below = SITE["configuration_page"]().partition(f'### kind = "{kind}"')[2].partition("\n## ")[0]
     for field in fields(config_class(kind)):
         if field.name not in ("vocab", "parameters"):
             assert re.search(rf"^\| `{field.name}` \| .+ \| .+ \| .+\. \|$", below, re.MULTILINE), field.name

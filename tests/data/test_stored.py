@@ -244,7 +244,7 @@ def test_a_file_that_changes_meanwhile_is_refused(folder: Path, tmp_path: Path) 
 @pytest.mark.usefixtures("small")
 def test_windows_units_and_runs_are_those_of_an_array(folder: Path, tmp_path: Path) -> None:
     documents = read_documents(folder, cache=tmp_path / "cache")
-    stream, lengths = TokenCache(tmp_path / "cache", BPE).encode(documents)
+    stream, lengths, _ = TokenCache(tmp_path / "cache", BPE).encode(documents)
     assert is_stream(stream)
     array = np.asarray(stream)
     places = np.random.default_rng(0).integers(len(array), size=(6, 9))

@@ -163,7 +163,7 @@ def test_the_layout_of_samples_payloads() -> None:
     title = "Payload of the samples codec"
     assert layout(title) == [*places("H", "f"), (steps.HEADER_BYTES, steps.FINER_BYTES)]
     assert rows(title, "offset | bytes | field")[-1][0] == f"6 or {steps.HEADER_BYTES + steps.FINER_BYTES}"
-    listed = dict(rows(title, "place | decision"))
+    listed = dict(rows(title, "position | decision"))
     octaves = symbol_model._SIZE_OCTAVES
     assert list(listed) == [
         f"{symbol_model._ACTIVITY_LEVELS} k + activity",
@@ -176,7 +176,7 @@ def test_the_layout_of_samples_payloads() -> None:
     groups = f"h = ({2 * steps.STEPS_PER_OCTAVE} - R) >> 8, held to 0 ... {symbol_model.SIZE_GROUPS - 1};"
     assert f"of {octaves} octaves; {groups}" in section(title)
     assert listed[f"{symbol_model._GAP}"] == f"a gap, of {symbol_model._GAP_OCTAVES} octaves"
-    assert [c for *_, c in rows(title, "places | q / 64 at first | c")] == [str(symbol_model._INITIAL_COUNT)] * 2 + [
+    assert [c for *_, c in rows(title, "positions | q / 64 at first | c")] == [str(symbol_model._INITIAL_COUNT)] * 2 + [
         "0"
     ] * 2
 
@@ -234,7 +234,7 @@ SAID = {
         f"`bucket({2 * tokens.MAX_TAIL + 1}) + 2`",
         f"`1 + floor(c ({tokens.ONE} - t) / max(S, 1))`. What is missing to {tokens.ONE} goes",
         f"If `S > {power(tokens._MAX_COUNTS)}`, all counts are halved",
-        f"adds {tokens.COUNT} to its count. A table is made anew after {tokens._FIRST_PERIOD} of its tokens, ",
+        f"adds {tokens.COUNT} to its count. A table is made again after {tokens._FIRST_PERIOD} of its tokens, ",
         f"after {2 * tokens._FIRST_PERIOD} more, and so on up to {tokens._LONGEST_PERIOD}, then",
         f"1 for tokens 0 to {tokens._NEAR_GAPS - 1}. Those of symbols are `{spaced(tokens._SMALL_SIZES)}`",
         f"[{tokens.CLASSES} classes, {tokens.GAPS} + {tokens.SIZES} + {tokens.SIZES} tokens]",
@@ -261,7 +261,7 @@ SAID = {
         f"in `2^-{rangecoder.PROBABILITY_BITS}` and a count c",
         f"`min(max(q >> 6, {rangecoder._MIN_PROBABILITY}), {(1 << 16) - rangecoder._MIN_PROBABILITY})`",
         f"`min(c + 1, {rangecoder.MAX_COUNT})`",
-        f"There are {symbol_model.MODEL_COUNT} places; k is the pair of bins, `{steps.MINUS_BINS + 1} plus + minus`",
+        f"There are {symbol_model.MODEL_COUNT} positions; k is the pair of bins, `{steps.MINUS_BINS + 1} plus + minus`",
         (
             f"[{symbol_model.MODEL_COUNT}] probabilities in `2^-16` from 1 to 65535, q is 64 times that "
             f"and c is {symbol_model._LEARNT_COUNT}"

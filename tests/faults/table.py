@@ -122,7 +122,7 @@ DECODER = (
     ),
     Row(
         "another probe set or tokenizer",
-        "refused, both named in the site's log",
+        "refused, both named in the node's log",
         (
             ORDERS + "test_a_task_for_another_probe_set",
             REFUSALS + "test_a_site_that_insists_on_another_probe_set_or_tokenizer",
@@ -264,7 +264,7 @@ AGGREGATOR = (
     ),
     Row(
         "an unregistered key, another authority, no TLS",
-        "turned away",
+        "rejected",
         (
             "engines/flower/test_admission.py::test_plaintext_unregistered_and_wrong_authority_are_turned_away",
             REFUSALS + "test_an_unregistered_key_under_a_registered_name",
@@ -357,7 +357,7 @@ MORE = (
         "what the SuperLink itself takes in, which is Flower's; docs/deploy.md puts a proxy with a limit before it",
     ),
     Row(
-        "requests beyond a site's limits",
+        "requests beyond a node's limits",
         "refused and logged there; every frame and every loss is in its ledger",
         (
             SITES + "test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it",
@@ -366,7 +366,7 @@ MORE = (
         ),
     ),
     Row(
-        "several runs ask a site at the same moment",
+        "several runs ask a node at the same moment",
         "what each answer may take is reserved under a lock before its work: all of them together keep the limits",
         (
             SITES + "test_limits_hold_for_queries_side_by_side",
@@ -388,12 +388,12 @@ MORE = (
     ),
     Row(
         "other code than ours from the SuperLink",
-        "never imported at a site that `fpld node` runs",
+        "never imported at a node that `fpld node` runs",
         (SITES + "test_the_nodes_app_is_the_installed_one_whatever_is_served",),
         "Flower's --trusted-entities needs apps that its own platform has signed, so it is not used",
     ),
     Row(
-        "a model's file names a folder of the site's disk; an index of weights names a pickle, or a file elsewhere",
+        "a model's file names a folder of the node's disk; an index of weights names a pickle, or a file elsewhere",
         "only folders that `models` in `node.toml` allows are read, and in them *.safetensors alone",
         (
             ORDERS + "test_only_models_that_the_site_allows_are_read_from_its_disk",
@@ -401,13 +401,13 @@ MORE = (
         ),
     ),
     Row(
-        "errors at a site",
+        "errors at a node",
         "a code and a sentence leave, details stay in its log",
         (SITES + "test_no_detail_of_an_error_leaves_a_site",),
     ),
     Row(
         "folders edited by hand, links that lead out, guessed tokens",
-        "said, not followed, slow",
+        "reported, not followed, slow",
         (
             PAGES + "test_a_folder_edited_by_hand_is_said_to_be_so",
             PAGES + "test_a_link_is_not_followed_out_of_the_folder",
@@ -424,8 +424,8 @@ MORE = (
         ),
     ),
     Row(
-        "a site that is started twice",
-        "the second is refused in a sentence; where the aggregator sees two, it says so",
+        "a node that is started twice",
+        "the second is refused in a sentence; where the aggregator sees two, it logs a warning",
         (
             HEALING + "test_a_site_is_started_once",
             HEALING + "test_two_processes_with_one_key_are_said_by_the_aggregator",
@@ -441,7 +441,7 @@ MORE = (
     ),
     Row(
         "no space, no memory, no file handles",
-        "said, with what to free; the run's last word has room that was kept for it",
+        "reported, with what to free; the run's last line has room that was kept for it",
         (
             OPERATIONS + "test_a_run_says_that_its_disk_is_full_in_the_room_that_it_kept",
             OPERATIONS + "test_what_ran_out_is_said",
@@ -450,7 +450,7 @@ MORE = (
     ),
     Row(
         "a worker process of a run is killed",
-        "said in a sentence, and the run can be resumed",
+        "reported in a sentence, and the run can be resumed",
         (INPUTS + "test_a_lost_worker_is_said", INPUTS + "test_a_command_without_memory_says_so"),
     ),
     Row(
@@ -473,12 +473,12 @@ MORE = (
     ),
     Row(
         "a deployment's disk is full, or it has no file handle or no memory left, at either end",
-        "said, with what to free, and no process stays behind; then it goes on, and comes to the undisturbed result",
+        "reported, with what to free, and no process stays behind; then it continues to the undisturbed result",
         (EXHAUSTED + "test_either_end_runs_out_of_disk_file_handles_and_memory",),
     ),
     Row(
         "a node, the SuperLink or the aggregator is killed at any moment",
-        "it goes on by itself once that is started again, with the same result",
+        "it continues by itself once that is started again, with the same result",
         ("engines/flower/test_kills.py::test_whatever_is_killed_while_nodes_train_heals_and_nothing_is_counted_twice",),
     ),
     Row(
@@ -487,7 +487,7 @@ MORE = (
         (RECEIVE + "test_a_node_that_goes_while_it_sends_is_lost_and_not_waited_for",),
     ),
     Row(
-        "a site is revoked while the run goes on",
+        "a node is revoked while the run is under way",
         "it is asked for nothing from the next round on",
         (REFUSALS + "test_a_site_is_revoked_while_the_run_goes_on",),
     ),
@@ -498,7 +498,7 @@ MORE = (
     ),
     Row(
         "certificates that end, clocks that differ",
-        "said a month ahead, and named",
+        "reported a month ahead, and named",
         (
             OPERATIONS + "test_certificates_that_end_are_said_a_month_ahead",
             OPERATIONS + "test_clocks_that_differ_are_named",
@@ -510,7 +510,7 @@ PARTS = {"Decoder": DECODER, "Node": NODE, "Aggregator": AGGREGATOR, "Around the
 HEAD = """\
 # What must not break it
 
-Each fault with what is promised and the tests that hold it. `python -m tests.faults.table` makes the page from
+Each fault with what is guaranteed and the tests that hold it. `python -m tests.faults.table` makes the page from
 `tests/faults/table.py`.
 """
 FUZZ = """\
@@ -570,7 +570,7 @@ def measured() -> list[str]:
     if "attacks" in found:
         parts += ["", ATTACKS, _ran(found["attacks"]), "| attack | what happened | |", "|---|---|---|"]
         parts += [
-            f"| {row['attack']} | {row['happened'].replace('|', '/')} | {'held' if row['held'] else '**not held**'} |"
+            f"| {row['attack']} | `{row['happened'].replace('|', '/')}` | {'held' if row['held'] else '**not held**'} |"
             for row in found["attacks"]["rows"]
             if not row["happened"].startswith("not judged")
         ]
@@ -592,7 +592,7 @@ def page() -> str:
     parts = [HEAD]
     number = 0
     for name, rows in PARTS.items():
-        parts += [f"\n## {name}\n", "| | fault | promise | tests |", "|---|---|---|---|"]
+        parts += [f"\n## {name}\n", "| | fault | guarantee | tests |", "|---|---|---|---|"]
         for row in rows:
             number += 1
             tests = "<br>".join(f"`{test}`" for test in row.tests)

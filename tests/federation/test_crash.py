@@ -80,7 +80,7 @@ def test_an_interrupt_ends_cleanly_and_can_be_resumed(long: Long, tmp_path: Path
         os.killpg(running.pid, how)
         said = running.communicate(timeout=60)[1]
         assert running.returncode == 128 + how
-        assert said == "stopped; --resume goes on from the last closed round\n"
+        assert said == "stopped; --resume continues from the last closed round\n"
     assert finish(long.config, out) == long.expected.result
 
 

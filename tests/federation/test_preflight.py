@@ -112,7 +112,7 @@ def test_a_sound_configuration_says_what_to_expect(place: Path, capsys: pytest.C
     assert says["nodes[0].name"].startswith("north: 6 documents")
     assert says["run.out"].startswith("disk: ")
     assert says["engine.workers"].startswith("memory: about ")
-    assert says["run.rounds"].startswith("training: about ")
+    assert says["run.rounds"].startswith("time: about ")
 
 
 def test_a_start_that_fails_names_all_and_leaves_no_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,16 @@ import math
 
 import pytest
 
-from fpld.federation.record import Incident, RoundRecord, SampleText, Traffic, best_round, common_sites, with_means
+from fpld.federation.record import (
+    Incident,
+    RoundRecord,
+    SampleText,
+    Traffic,
+    best_round,
+    common_sites,
+    round_row,
+    with_means,
+)
 
 NAMES = ["north", "east", "south"]
 
@@ -78,7 +87,14 @@ def test_a_damaged_line_is_refused_by_the_key(key: str, value: object) -> None:
 def test_traffic_is_added_by_node_and_kind() -> None:
     traffic = Traffic(2)
     traffic.add(0, {"weights": 5, "overhead": 1})
-    traffic.add(1, {"labels": 7}, up=True)
+    traffic.add(1, {"labels": 7, "text": 0}, up=True)
     once = traffic.added_to(record([1.0, 2.0]))
     assert (once.downlink["weights"], once.uplink["labels"], once.node_downlink_bytes) == (5, 7, [6, 0])
     assert traffic.added_to(once).downlink_bytes == 12
+    assert "text" not in once.uplink
+    assert "updates" not in once.uplink
+    traffic.add(0, {"text": 3}, up=True)
+    twice = traffic.added_to(once)
+    assert (twice.uplink["labels"], twice.uplink["text"]) == (14, 3)
+    row = round_row(twice, 0)
+    assert (row["up_labels"], row["up_text"], row["up_updates"]) == (14, 3, None)

@@ -38,25 +38,30 @@ def run(target: Target, folder: Path, *, seed: int, examples: int | None = None,
     tried = 0
     number = 0
     end = None if seconds is None else time.monotonic() + seconds
-    while (examples is None or number < examples) and (end is None or time.monotonic() < end):
-        try:
-            tried += once(np.random.default_rng([seed, number]))
-        except Exception as error:
-            example = f"{target.name}, seed {seed}, example {number}"
-            raise FoundError(f"{example}: {type(error).__name__}: {error}") from error
-        number += 1
+    try:
+        while (examples is None or number < examples) and (end is None or time.monotonic() < end):
+            try:
+                tried += once(np.random.default_rng([seed, number]))
+            except Exception as error:
+                example = f"{target.name}, seed {seed}, example {number}"
+                raise FoundError(f"{example}: {type(error).__name__}: {error}") from error
+            number += 1
+    finally:
+        tracemalloc.stop()
     return tried
 
 
 @contextmanager
 def limited_memory(most: int) -> Iterator[None]:
-    """Raise `AssertionError` if more than so many bytes were allocated at a time, touched or not."""
-    tracemalloc.start()
-    try:
-        yield
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    """Raise `AssertionError` if more than so many bytes are allocated at a time, touched or not.
+
+    Tracing goes on until `run` ends: to begin it anew for each example takes memory that is never free again.
+    """
+    tracemalloc.start()  # goes on if it was begun before
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    yield
+    peak = tracemalloc.get_traced_memory()[1] - before
     if peak > most:
         raise AssertionError(f"{peak} bytes were allocated, at most {most} may be")
 

@@ -175,7 +175,7 @@ def test_doubts_name_the_condition() -> None:
     assert any(doubt.startswith("(SE') fails") for doubt in rough.doubts())
     assert fine.upper_holds
     assert not fine.lower_holds  # stratified, as runs are
-    assert [doubt[:27] for doubt in fine.doubts()] == ["the dither is stratified: s"]
+    assert [doubt[:27] for doubt in fine.doubts()] == ["the dither is stratified: n"]
     independent = forecast(four(deadline=3000.0, stratified=False), total=40 * 1024)
     assert independent.lower_holds
     assert independent.doubts() == []
@@ -192,7 +192,7 @@ def test_doubts_name_the_condition() -> None:
 def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
     plan = forecast(PlanInputs((Sender("a", 1e6), Sender("b", 1e5)), 1000, 100, deadline=60))
     assert plan.upper is None
-    assert "no bracket" in plan.doubts()[0]
+    assert "no bounds" in plan.doubts()[0]
     assert "next_megabyte" not in site_rows(plan)[0]
     with pytest.raises(FpldError, match="clip levels or weights"):
         least_total(plan.inputs, 0.01)
@@ -206,7 +206,7 @@ def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
         (lambda: Sender("x", cap=0.0), "cap of node 'x' must be greater than 0"),
         (lambda: four(contexts=0), "contexts must be an integer from 1"),
         (lambda: four(codec="zip"), "codec must be one of"),
-        (lambda: PlanInputs((Sender("x"), Sender("x")), 10, 10), "names of sites must differ"),
+        (lambda: PlanInputs((Sender("x"), Sender("x")), 10, 10), "names of nodes must differ"),
         (
             lambda: forecast(four(deadline=20.0)),
             "over 256 kbit/s feasible is a deadline of at least 65.6 s, or at most",
@@ -214,7 +214,7 @@ def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
         (lambda: forecast(four(), total=99 * 1024), "total must be from 4 bits per coordinate (8.389 MB a round)"),
         (
             lambda: forecast(PlanInputs((Sender("x", clip=1.0),), 10, 10)),
-            "total must be given, or a limit for every site: 'x'",
+            "total must be given, or a limit for every node: 'x'",
         ),
         (lambda: least_total(four(), 1e-9), "target must be greater than the data term 4.17e-06"),
         (lambda: least_total(four(), 1e-4), "target must be at least 0.00"),

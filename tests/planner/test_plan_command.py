@@ -68,7 +68,7 @@ def test_the_inverse_question(capsys: pytest.CaptureFixture[str]) -> None:
 def test_words_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAN, "--total", "20"]) == 0
     text = capsys.readouterr().out
-    for part in ("at their cap: site-4 (link)", "the next megabyte", "caution: (SE) fails", "there is no lower b"):
+    for part in ("at their cap: node-4 (link)", "the next megabyte", "caution: (SE) fails", "there is no lower b"):
         assert part in text
     assert "\x1b" not in text
 
@@ -138,19 +138,19 @@ def test_measured_curves_are_planned_by(capsys: pytest.CaptureFixture[str], conf
         (["plan", *SIZES, "--links", "5 furlong/s"], "must be a rate such as '64 kbit/s'"),
         (["plan", *SIZES, "--links", "5e"], "must be a rate such as"),
         ([*PLAN, "--caps", "20 bananas"], "must be a size such as '20 MB'"),
-        ([*PLAN, "--caps", "1,2"], "--caps must have one entry for each of 4 sites"),
-        ([*PLAN, "--names", "one"], "--names must have one entry for each of 4 sites"),
+        ([*PLAN, "--caps", "1,2"], "--caps must have one entry for each of 4 nodes"),
+        ([*PLAN, "--names", "one"], "--names must have one entry for each of 4 nodes"),
         ([*PLAN, "--total", "0"], "must be greater than 0, got '0'"),
         ([*PLAN, "--total", "1,2"], "--total must be one number"),
         ([*PLAN[:-1], "20"], "feasible is a deadline of at least 65.6 s, or at most"),
         ([*PLAN[:-1], "-1"], "deadline must be greater than 0"),
         (
             [*PLAN, "--target", "0.0001"],
-            "what all sites at their caps give, got 0.0001: feasible is a deadline of 420.6 s",
+            "what all nodes at their caps give, got 0.0001: feasible is a deadline of 420.6 s",
         ),
         (
             [*PLAN, "--caps", "4", "--target", "1e-4"],
-            "target 0.0001 is out of reach: with all sites at their caps (SE) fails: raise the caps",
+            "target 0.0001 is out of reach: with all nodes at their caps (SE) fails: raise the caps",
         ),
         (["plan", "hospitals", "--names", "a,b,c,d,e"], "--names is for a plan without CONFIG"),
         ([*PLAN, "--peak", "3"], "--peak must be from 1/V"),
@@ -159,7 +159,7 @@ def test_measured_curves_are_planned_by(capsys: pytest.CaptureFixture[str], conf
         (["plan", "nowhere.toml"], "one of the presets"),
         (["plan", "huggingface"], "--vocab must be given"),
         (["plan", "."], "holds no run"),
-        (["plan", "hospitals", "--links", "1Mbit/s,2Mbit/s"], "--links must have one entry for each of 5 sites"),
+        (["plan", "hospitals", "--links", "1Mbit/s,2Mbit/s"], "--links must have one entry for each of 5 nodes"),
     ],
 )
 def test_nonsense_is_one_line_and_code_2(

@@ -28,6 +28,7 @@ from fpld.protocol.written import (
     labels_plan,
     left_for_labels,
     public_labels,
+    text_bytes,
 )
 from tests.helpers import make_plan
 
@@ -105,6 +106,9 @@ def test_round_trip_and_the_budget_is_kept(count: int) -> None:
     assert np.array_equal(parts.written.notes.entries, sent.written.notes.entries)
     assert parts.written.notes.digest == sent.written.notes.digest
     assert (parts.written.labels, parts.written.capacity) == (sent.written.labels, sent.written.capacity)
+    labels = len(sent.public) + len(sent.written.labels)
+    assert text_bytes(memoryview(sent.payload), asked) == len(sent.payload) - labels
+    assert text_bytes(memoryview(sent.payload), asked.public) == 0
     prior, _ = rounded(parts.written.sequences)
     under = parts.written.plan(asked, prior)
     assert under == labels_plan(asked, sent.written.sequences, prior, sent.written.capacity)
@@ -230,8 +234,10 @@ BAD: dict[str, Callable[[Plan, Reply], bytes]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_what_no_node_writes_is_refused(case: str) -> None:
     asked = plan()
+    bad = BAD[case](asked, reply(asked))
     with pytest.raises(FrameError):
-        decode_reply(BAD[case](asked, reply(asked)), asked, PROBE)
+        decode_reply(bad, asked, PROBE)
+    assert 0 <= text_bytes(memoryview(bad), asked) <= len(bad)
 
 
 def test_notes_beyond_the_end_are_refused() -> None:

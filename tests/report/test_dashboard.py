@@ -129,7 +129,7 @@ def test_plans(local: Served) -> None:
     query = {"run": "toy", "links": links, "deadline": start["deadline"], "total": 0.5}
     first = ask(local, f"/api/plan?{urlencode(query)}").json()["body"]
     more = ask(local, f"/api/plan?{urlencode({**query, 'total': 1})}").json()["body"]
-    assert "Bits for each site" in first
+    assert "Bits for each node" in first
     assert first != more
     for nonsense in ({"links": "1"}, {"total": 7}, {"deadline": "nan"}, {"deadline": -1}, {"links": "-1,2,3"}):
         assert "No such plan" in ask(local, f"/api/plan?{urlencode({**query, **nonsense})}").json()["body"]

@@ -24,7 +24,9 @@ from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
 from fpld.errors import ProtocolError, SizeError
 from fpld.federation.record import array_kinds
 from fpld.protocol.messages import Task
-from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.protocol.updates import UPDATES
+from fpld.protocol.wire import OVERHEAD_BYTES, payload_of
+from fpld.protocol.written import text_bytes
 from fpld.storage.arrays import dump_arrays, parse_arrays
 
 if TYPE_CHECKING:
@@ -239,13 +241,16 @@ def downlink_by_kind(content: RecordDict, broadcast: Broadcast) -> dict[str, int
     return {**sizes, "transport": transport_bytes(content)}
 
 
-def uplink_by_kind(content: RecordDict) -> dict[str, int]:
-    """Return the bytes of a node's reply by kind (`fpld.federation.record`)."""
-    frame = _size(content, "frame", FRAME)
-    answers = _size(content, "letter", SIGNED_MESSAGE)
-    overhead = min(frame, OVERHEAD_BYTES)
-    sizes = {"labels": frame - overhead, "answers": answers, "overhead": overhead}
-    return {**sizes, "transport": transport_bytes(content)}
+def uplink_by_kind(content: RecordDict, task: Task | None = None) -> dict[str, int]:
+    """Return the bytes of a node's reply, to a task or to a question, by kind (`fpld.federation.record`)."""
+    sizes = {"answers": _size(content, "letter", SIGNED_MESSAGE), "transport": transport_bytes(content)}
+    if task is None:
+        return sizes
+    frame = read_field(content, "frame", FRAME)
+    payload = payload_of(memoryview(frame))
+    text = text_bytes(payload, task.plan)
+    sizes["updates" if task.codec == UPDATES else "labels"] = len(payload) - text
+    return {**sizes, "text": text, "overhead": len(frame) - len(payload)}
 
 
 def transport_bytes(content: RecordDict) -> int:

@@ -290,7 +290,7 @@ class ProbeLogitDistillation(Strategy):
             return explain(name, reply.error)
         try:
             receipt = self._deliver(index, read_field(reply.content, "frame", FRAME))
-            self.federation.count(index, uplink_by_kind(reply.content), up=True)
+            self.federation.count(index, uplink_by_kind(reply.content, self._tasks[index]), up=True)
             if receipt.verdict == "asked":
                 self._again.append(index)
             elif self._evaluated is not None:

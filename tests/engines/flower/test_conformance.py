@@ -111,7 +111,10 @@ def test_local_and_flower_give_the_same_trace_and_student(variant: str, tmp_path
     assert 0 < sum(messages) - counted < 700 * len(messages)
     assert counted == sum(sum(line["downlink"].values()) for line in lines)
     for line in lines:
-        assert line["uplink"]["labels"] == line["payload_bytes"]
+        assert sum(line["uplink"].get(kind, 0) for kind in ("labels", "text", "updates")) == line["payload_bytes"]
+        assert {kind for kind in ("labels", "text", "updates") if line["uplink"].get(kind)} == (
+            {"labels", "text"} if variant == "written text" else {"updates" if "updates" in variant else "labels"}
+        )
         assert line["uplink"]["overhead"] == line["overhead_bytes"]
 
 

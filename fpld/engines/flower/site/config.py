@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from fpld import config as configuration
 from fpld import data, students
-from fpld.config import AtOnce, Count, Name, Section
+from fpld.config import AtOnce, Count, Name, Processes, Section
 from fpld.config.config import Finding
 from fpld.data.stored import TEXT_CACHE
 from fpld.data.token_cache import cached_bytes
@@ -60,6 +60,8 @@ may_send = ["labels"]
 # threads = 4
 # dtype = "float32"         # of the steps of training: or bfloat16, float16, auto
 # at_once = "auto"          # windows of a minibatch that are computed at a time: a number, or as many as fit
+# processes = 2             # of each training: one for each GPU
+# shard = true              # each of them holds only a share of a pretrained model's weights
 # most_memory = 8000000000   # bytes
 
 # What the site insists on (leave out what does not matter):
@@ -91,6 +93,8 @@ class Terms(Section):
     threads: Count = 1
     dtype: Precision = "auto"
     at_once: AtOnce | None = None
+    processes: Processes = 1
+    shard: bool = False
     may_send: list[Disclosure] = Field(default=["labels"], min_length=1)
     private_run: Annotated[int, Field(ge=0)] = 8
     probe: Digest | None = None
@@ -111,7 +115,9 @@ class Terms(Section):
     @property
     def compute(self) -> Compute:
         """Return what the site computes with."""
-        return Compute(self.device, self.threads, self.dtype, self.at_once, self.most_memory)
+        return Compute(
+            self.device, self.threads, self.dtype, self.at_once, self.most_memory, self.processes, self.shard
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +287,7 @@ def _check_device(terms: Terms) -> list[Finding]:
     try:
         from fpld.students.devices import describe_device
 
-        return [Finding("device", describe_device(terms.device, 1, terms.threads), wrong=False)]
+        return [Finding("device", describe_device(terms.device, 1, terms.threads, terms.processes), wrong=False)]
     except MissingExtraError:
         return []
     except InputError as error:

@@ -250,9 +250,9 @@ def prepare_run(request: Request) -> None:
     folder.write_json(NODE_SPEC, spec.model_dump(mode="json"))
     folder.write_arrays(TEXT, text.arrays)
     if shared is not tokenizer:
-        respelled = HeldoutText.respelled(text.heldout, TokenStrings(shared), TokenStrings(tokenizer))
+        respelled = HeldoutText.respelled(text.heldout.tokens, TokenStrings(shared), TokenStrings(tokenizer))
         folder.write_arrays(OWN_HELDOUT, respelled.arrays("0"))
-    folder.write_arrays(HELDOUT, {"0": text.heldout}, {"bytes": text.heldout_bytes})
+    folder.write_arrays(HELDOUT, text.heldout.arrays("0"), {"bytes": text.heldout_bytes})
 
 
 def _evaluate_or_explain(request: Request, student: Arrays) -> bytes:
@@ -282,7 +282,8 @@ def _evaluate(request: Request, student: Arrays, round: object) -> bytes:
     with ledger.reserve(site.terms, query):
         answer = {"kind": "evaluated", "round": query.round, **_evaluated_losses(request, student)}
         arrays, metadata = RunFolder(request.paths.folder).read_arrays(HELDOUT)
-        message = sign_message(request.key, {**answer, "tokens": len(arrays["0"]), "bytes": metadata["bytes"]})
+        tokens = len(HeldoutText.of(arrays, "0").counted)
+        message = sign_message(request.key, {**answer, "tokens": tokens, "bytes": metadata["bytes"]})
         ledger.record(query, message)
     return message
 
