@@ -6,13 +6,13 @@
 What is read, by name:
 
     a preset's name                                             the folder of `fpld run NAME --seeds`
-    equal-bytes, rules, leakage, attack-targets,
+    equal-bytes, rules, leakage, lead, attack-targets,
     attack-students, codecs, labels                             the folder with the command's CSV
     privacy                                                     that with privacy-*.csv
     paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
     audits, audit-copies                                        folders of `fpld audit`
     adaptive, refinement                                        out/results
-    speed, growth, pretrained-steps                             out/bench
+    speed, growth, pretrained-steps, flower-patches             out/bench
     fleet                                                       the folder of `python -m benchmarks.fleet --out`
 
 `make results` then writes the tables. A file whose rows are rounded says so in a `note`.
@@ -73,7 +73,9 @@ def machine() -> str:
 def take_runs(name: str, folder: Path) -> Row:
     """Return what `fpld run --seeds` has found."""
     found: Row = json.loads((folder / "seeds.json").read_text())
-    return {"command": f"fpld run {name} --seeds {','.join(map(str, found['seeds']))}", **found}
+    command = f"fpld run {name} --seeds {','.join(map(str, found['seeds']))}"
+    changed = (f" --set {key}={value}" for key, value in found.pop("overrides", {}).items())
+    return {"command": command + "".join(changed), **found}
 
 
 def take_nodes(folder: Path) -> Row:
@@ -258,6 +260,8 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "growth": take_study("growth"),
     "fleet": take_study("fleet"),
     "pretrained-steps": take_study("pretrained-steps"),
+    "flower-patches": take_study("flower-patches"),
+    "lead": take_csv("lead.csv", "python -m benchmarks.lead --out out/lead"),
     "codecs": take_csv("bench-codecs.csv", f"{CODECS} --bits 0.02,0.05,0.1,0.25,0.5,1,2,4"),
     "labels": take_csv(
         "bench-codecs.csv", "fpld bench codecs --scene students-1 students-3 large --context-bits 10,30,60,100,300"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ POLICY_METHODS = (
     ("no bound", "mixture of the nodes' models", 1, "ensemble"),
     ("the text itself", "pooled, steps of all nodes", 1, "pooled-all"),
 )
+LEAD_METHODS = ("fedavg-1bit", "fedavg", "feddf", "fpld", "updates", "ensemble")
 DITHER_SCENES = {"agree": "agree: gain", "tenth": "step/10 apart: gain", "differ": "a step apart: gain"}
 
 
@@ -316,6 +318,53 @@ def split_lines(rows: list[Row]) -> list[str]:
     return grid(("total", *policies, "uniform / square-root"), body)
 
 
+def lead_lines(rows: list[Row]) -> list[str]:
+    """Return the loss of each method, with a column for each number of local steps."""
+    counts = sorted({row["steps"] for row in rows})
+    found = {(row["method"].partition(",")[0], row["steps"]): row for row in rows}
+    body = []
+    for method in LEAD_METHODS:
+        own = [found[method, count] for count in counts]
+        rounds = [row["method"].partition(", ")[2] for row in own]
+        notes = [f" ({note})" if note.endswith(("round", "rounds")) else "" for note in rounds]
+        losses = [shown(row["heldout_loss"], row["heldout_se"]) for row in own]
+        sent = max(row["uplink_bytes"] for row in own)
+        body.append([NAMES.get(method, method), size(sent), *map("".join, zip(losses, notes, strict=True))])
+    return grid(("method", "uplink, at most", *(f"{int(count):,} steps" for count in counts)), body)
+
+
+def patch_lines(rows: list[Row]) -> list[str]:
+    """Return what a deployment costs with each choice of patches of Flower, and how soon it heals."""
+    body = []
+    for row in rows:
+        healed = [_healed(row[f"{kind}_kills"]) for kind in ("node", "aggregator")]
+        moved = [f"{row[name] / 1e3:.1f}" for name in ("up_bytes", "down_bytes")]
+        processor = [f"{row[name]:.1f}" for name in ("node_cpu", "aggregator_cpu")]
+        memory = [f"{row[name]:,.0f}" for name in ("node_mb", "aggregator_mb")]
+        fixed = f"{row['fixed_seconds']:.1f}"
+        body.append([f"`{row['patches']}`", fixed, *healed, *moved, f"{row['requests']}", *processor, *memory])
+    head = (
+        "patches",
+        "fixed cost, s",
+        "healing, node, s",
+        "aggregator, s",
+        "up, kB",
+        "down, kB",
+        "requests",
+        "processor, node, s",
+        "aggregator, s",
+        "memory, node, MB",
+        "aggregator, MB",
+    )
+    return grid(head, body)
+
+
+def _healed(seconds: list[float | None]) -> str:
+    """Return the median and the longest of so many healings."""
+    values = sorted(math.inf if value is None else value for value in seconds)
+    return f"{statistics.median(values):.0f} (at most {values[-1]:.0f})" if values else ""
+
+
 LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "nodes": node_lines,
     "equal-bytes": student_lines,
@@ -329,6 +378,8 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "growth": growth_lines,
     "fleet": fleet_lines,
     "pretrained-steps": step_lines,
+    "lead": lead_lines,
+    "flower-patches": patch_lines,
     "adaptive": adaptive_lines,
     "refinement": refinement_lines,
     "rules": rule_lines,

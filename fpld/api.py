@@ -126,6 +126,8 @@ def check(config: ConfigSource, *, overrides: Mapping[str, Any] | None = None, c
     if not isinstance(config, Config) and Path(config).name == NODE_FILE:
         from fpld.engines.flower.site.config import check_site
 
+        if overrides:
+            raise InputError("overrides are for a run's configuration: change a node's file itself")
         found = check_site(Path(config))
         if connect and not any(finding.wrong for finding in found):
             from fpld.engines.flower.launch.node import try_site

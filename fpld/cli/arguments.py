@@ -6,6 +6,7 @@ import argparse
 import math
 import re
 import signal
+import tomllib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -38,6 +39,23 @@ def numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be numbers with commas between them, got {text!r}") from None
+
+
+def override(text: str) -> tuple[str, object]:
+    """Parse KEY=VALUE: a dotted key of the configuration and its value as TOML has it; other words are a string.
+
+    >>> override("local.steps=300"), override("student.dtype=bfloat16"), override("baselines.rounds=[1, 2]")
+    (('local.steps', 300), ('student.dtype', 'bfloat16'), ('baselines.rounds', [1, 2]))
+    """
+    key, separator, value = text.partition("=")
+    if not (key.strip() and separator):
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, such as local.steps=300, got {text!r}")
+    try:
+        read = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+    # A line break in the value could begin other keys.
+    return key.strip(), read["value"] if len(read) == 1 else value
 
 
 def words(text: str) -> list[str]:

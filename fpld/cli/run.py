@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fpld import api
-from fpld.cli.arguments import Command
+from fpld.cli.arguments import Command, override
 from fpld.cli.output import last_line, table_title
 from fpld.config import read_config_text
 from fpld.federation.telemetry import mark_stopped
@@ -30,14 +30,28 @@ for each round, checkpoints and the student. --resume continues after a stop or 
   fpld run                                  the demonstration: presidents' messages, five eras, two slow uplinks
   fpld run hospitals --out runs/hospitals
   fpld run my.toml --out runs/mine --resume
+  fpld run demo --set local.steps=300       with another value of a key
   fpld run rivals --seeds 0,1,2             the demonstration three times, beside FedAvg in one to four rounds
 """
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        dest="overrides",
+        type=override,
+        default=[],
+        metavar="KEY=VALUE",
+        help="another value of a key of CONFIG, such as local.steps=300 or nodes[0].bits=2.0; may be repeated",
+    )
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", default="demo", metavar="CONFIG", help="a TOML file or a preset (default: demo)"
     )
+    _add_overrides(parser)
     parser.add_argument(
         "--out",
         type=Path,
@@ -65,7 +79,14 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
         return _run_seeds(arguments, output)
     started = time.monotonic()
     with output.status():
-        run = api.run(arguments.config, out=arguments.out, seed=arguments.seed, resume=arguments.resume, progress=False)
+        run = api.run(
+            arguments.config,
+            out=arguments.out,
+            seed=arguments.seed,
+            overrides=dict(arguments.overrides),
+            resume=arguments.resume,
+            progress=False,
+        )
     rows = _rows(run.folder)
     left_out = rows[0].get("left_out")
     shown = rows if output.json else [{key: row[key] for key in row if key != "left_out"} for row in rows]
@@ -86,8 +107,9 @@ def _run_seeds(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.report.seeds import draw_summary, summarize_seeds
 
     out = arguments.out
+    overrides = dict(arguments.overrides)
     if out is None:
-        default = Path(api.load_config(arguments.config).run.out)
+        default = Path(api.load_config(arguments.config, overrides=overrides).run.out)
         out = default if arguments.resume else api.free_folder(default)
     results = []
     for seed in arguments.seeds:
@@ -95,12 +117,22 @@ def _run_seeds(arguments: argparse.Namespace, output: Output) -> int:
         if not (arguments.resume and folder.has(RESULT)):
             begun = arguments.resume and folder.has(CONFIG)
             with output.status():
-                api.run(arguments.config, out=folder.path, seed=seed, resume=begun, progress=False)
+                api.run(
+                    arguments.config,
+                    out=folder.path,
+                    seed=seed,
+                    overrides=overrides,
+                    resume=begun,
+                    progress=False,
+                )
         results.append(_rows(folder.path))
     rows = summarize_seeds(results)
     listed = ", ".join(map(str, arguments.seeds))
     output.result("run", rows, title=f"Held-out text of all nodes: means over seeds {listed} ({out})")
-    RunFolder(out).write_json("seeds.json", {"seeds": arguments.seeds, "rows": rows})
+    summary = {"seeds": arguments.seeds, "rows": rows}
+    if overrides:
+        summary["overrides"] = overrides
+    RunFolder(out).write_json("seeds.json", summary)
     files = save_figure(partial(draw_summary, rows), out / "loss-by-bytes", (8.0, 4.2))
     output.note(f"written: {out / 'seeds.json'}, {', '.join(map(str, files))}; a run's folder for each seed beside")
     return 0
@@ -151,6 +183,7 @@ the nodes' texts are elsewhere, and keys and certificates are looked for. The ex
 
 def _configure_check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="a TOML file, a preset, or a node's file")
+    _add_overrides(parser)
     parser.add_argument(
         "--connect", action="store_true", help="a node's file: connect to the aggregator too, and say what is wrong"
     )
@@ -159,7 +192,7 @@ def _configure_check(parser: argparse.ArgumentParser) -> None:
 def _run_check(arguments: argparse.Namespace, output: Output) -> int:
     """Check, and print the findings."""
     _, source = read_config_text(arguments.config)
-    findings = api.check(arguments.config, connect=arguments.connect)
+    findings = api.check(arguments.config, overrides=dict(arguments.overrides), connect=arguments.connect)
     wrong = sum(finding.wrong for finding in findings)
     rows = [{"key": f.key, "state": "wrong" if f.wrong else "known", "says": f.says} for f in findings]
     output.result("check", rows, title=f"{source}: {wrong} problems" if wrong else f"{source}: nothing wrong was found")

@@ -229,3 +229,25 @@ def test_warm_leaves_nothing_to_compile(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr(kernels.compilations, "count", 0)
     assert main(["warm", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["compiled"] == 0
+
+
+def test_run_with_other_values_of_keys_and_seeds_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fpld.cli.run._exit_on_signals", lambda: None)
+    changes = ["--set", "distill.steps=3", "--set", "nodes[0].name=1850-1899", "--set", "baselines.methods=[]"]
+    folder = tmp_path / "tiny"
+    assert main(["run", "tiny", *changes, "--seeds", "0,1", "--out", str(folder)]) == 0
+    kept = json.loads((folder / "seeds.json").read_text())
+    assert kept["overrides"] == {"distill.steps": 3, "nodes[0].name": "1850-1899", "baselines.methods": []}
+    assert [row["method"] for row in kept["rows"]] == ["base", "fpld"]
+    text = (folder / "seed-1" / "config.toml").read_text()
+    assert "steps = 3\n" in text
+    assert 'name = "1850-1899"' in text
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["run", "tiny", "--set", "distill.steps"])
+    assert "must be KEY=VALUE, such as local.steps=300, got 'distill.steps'" in capsys.readouterr().err
+    assert main(["check", "tiny", "--set", "distill.step=3", "--json"]) == 2
+    assert "distill.step" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "node.toml"), "--set", "batch=3"]) == 2
