@@ -14,7 +14,7 @@ it is used.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from fpld.config import Config, examine, read_config, read_config_text
 from fpld.config.config import Finding
 from fpld.errors import InputError, MissingExtraError
 from fpld.report.run import read_run_data
+from fpld.storage.files import parse_toml_tables
 from fpld.storage.run_folder import CONFIG, NODE_FILE
 
 if TYPE_CHECKING:
@@ -162,7 +163,13 @@ def _examine(config: ConfigSource, overrides: Mapping[str, Any] | None) -> tuple
     if overrides:
         text = override_keys(text, overrides, source)
     checked, problems = examine(text, source)
-    return checked, [_finding(line) for line in problems]
+    findings = [_finding(line) for line in problems]
+    if checked is None:
+        from fpld.federation.preflight import missing_paths
+
+        with suppress(InputError):
+            findings += missing_paths(parse_toml_tables(text))
+    return checked, findings
 
 
 def _finding(problem: str) -> Finding:

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from fpld.errors import InputError
-from fpld.validation import shown
+from fpld.validation import did_you_mean, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,9 +53,11 @@ class Registry(Generic[T]):
         return local or any(entry.name == name for entry in self._installed())
 
     def check(self, name: str) -> str:
-        """Return the name if it exists; raise InputError with all names if not."""
+        """Return the name if it exists; raise InputError with all names, and the closest one, if not."""
         if name not in self:
-            raise InputError(f"{self.kind} must be one of {', '.join(self.names())}, got {shown(name)}")
+            names = self.names()
+            closest = did_you_mean(name, names)
+            raise InputError(f"{self.kind} must be one of {', '.join(names)}, got {shown(name)}{closest}")
         return name
 
     def get(self, name: str) -> T:

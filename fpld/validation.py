@@ -5,6 +5,7 @@ Functions whose names begin with `check_` are for students: their parameters, te
 
 from __future__ import annotations
 
+import difflib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,15 @@ import numpy as np
 from fpld.errors import InputError, ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from fpld.types import Array, Floats
 
 
 _INVISIBLE_BUT_HARMLESS = frozenset("\n\t\u200c\u200d")
 MAX_COUNT = 2**63 - 1
+MAX_NAME_COMPARED = 80
+"""Characters of an unknown name that is compared with the known ones."""
 MAX_BATCH = 2**16
 """Windows or contexts in a minibatch at most: a larger one is a slip of the pen, and takes all memory."""
 
@@ -112,6 +115,38 @@ def shortened_list(names: Sequence[str], most: int = 20) -> str:
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def closest_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the name that is meant by one that does not exist, if one is near: in letters, or in its words.
+
+    >>> closest_name("bits_per_context", ["bits", "context_bits", "uplink"]), closest_name("best", ["optimal"])
+    ('context_bits', None)
+    """
+    if len(name) > MAX_NAME_COMPARED:
+        return None
+    by_spelling: dict[str, str] = {}
+    for other in names:
+        by_spelling[other] = other
+        by_spelling.setdefault(_sorted_words(other), other)
+    for spelling in (name, _sorted_words(name)):
+        for match in difflib.get_close_matches(spelling, by_spelling, n=1):
+            return by_spelling[match]
+    return None
+
+
+def _sorted_words(name: str) -> str:
+    return " ".join(sorted(name.lower().replace("-", "_").split("_")))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return how an error about an unknown name ends: with the closest one there is, or with nothing.
+
+    >>> did_you_mean("sample", ["samples", "uniform"])
+    ': did you mean samples?'
+    """
+    closest = closest_name(name, names)
+    return "" if closest is None else f": did you mean {closest}?"
 
 
 def block_range(value: range, contexts: int) -> range:

@@ -10,6 +10,7 @@ from fpld.cli.arguments import Command
 from fpld.data.fetch import ARCHIVES, cache_folder, fetch
 from fpld.data.hub import fetch_from_hub
 from fpld.errors import InputError
+from fpld.validation import did_you_mean
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +56,7 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
         return _fetch_from_hub(arguments, output)
     unknown = [name for name in arguments.names if name not in ARCHIVES]
     if unknown or not arguments.names:
-        got = repr(unknown[0]) if unknown else "none"
+        got = f"{unknown[0]!r}{did_you_mean(unknown[0], ARCHIVES)}" if unknown else "none"
         raise InputError(f"fetch needs names of {', '.join(sorted(ARCHIVES))}, got {got}")
     with output.status():
         for name in arguments.names:

@@ -9,7 +9,7 @@ import os
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -39,7 +39,7 @@ from fpld.errors import InputError
 from fpld.registry import codecs
 from fpld.storage.files import parse_toml_tables, read_utf8
 from fpld.students.configs import MIN_PUBLIC_SEQUENCES, HuggingFaceConfig
-from fpld.validation import printable, shown
+from fpld.validation import closest_name, did_you_mean, printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,6 +51,7 @@ MAX_PROBLEMS = 100
 """Problems of a configuration that are named; of more only their number is said."""
 FULL_BATCH_UNITS = 1000
 """How many units a node is taken to have, where all of them take part in a step: for times that are left alone."""
+MISSING = "is missing"
 _MAX_KEY = 80  # characters of a key's part in errors
 _MAX_MESSAGE = 4000  # characters of one problem, which may be several in one
 _SEED_LINE = re.compile(r"# --seed (\d{1,19})\n")
@@ -263,7 +264,8 @@ def parse_toml(cls: type[S], text: str, source: str) -> S:
     try:
         return cls.model_validate(_tables(text, source))
     except ValidationError as error:
-        raise InputError("; ".join(f"{source}: {line}" for line in _first(_problems(error)))) from None
+        lines = [_key(found.place) + part for found in _mistakes(cls, error) for part in found.parts]
+        raise InputError("; ".join(f"{source}: {line}" for line in _first(lines))) from None
 
 
 def _tables(text: str, source: str) -> dict[str, Any]:
@@ -280,42 +282,94 @@ def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
     except InputError as error:
         return None, [str(error)]
     problems: list[str] = []
-    removed: list[tuple[int | str, ...]] = []
+    changed: list[Place] = []
     while True:
         try:
             return Config.model_validate(tables), _first(problems)
         except ValidationError as error:
-            # Problems of a table from which a wrong key was removed may be caused by that: they are not reported.
-            new = [item for item in error.errors() if not any(_above(item["loc"], place) for place in removed)]
-            problems += [_key(item["loc"]) + part for item in new for part in _message(item).split("; ")]
-            places = [item["loc"] for item in new if _remove(tables, item["loc"])]
+            found = _mistakes(Config, error)
+            # Problems of a table in which a wrong key was changed may be caused by that: they are not reported.
+            new = [mistake for mistake in found if not any(_above(mistake.place, place) for place in changed)]
+            problems += [_key(mistake.place) + part for mistake in new for part in mistake.parts]
+            places = [place for mistake in found for place in _mend(tables, mistake)]
             if not places:
                 return None, _first(problems)
-            removed += places
+            changed += places
 
 
-def _above(place: tuple[int | str, ...], other: tuple[int | str, ...]) -> bool:
+Place = tuple[int | str, ...]
+"""Where a value stands in nested tables: keys, and indices of lists."""
+
+
+class _Mistake(NamedTuple):
+    """A wrong place, the sentences about it, and the key that was meant, if its key is unknown and near to one."""
+
+    place: Place
+    parts: list[str]
+    meant: str | None = None
+
+
+def _mistakes(cls: type[Section], error: ValidationError) -> list[_Mistake]:
+    """Return the mistakes of a file; a key that is missing because it is misspelt is one mistake."""
+    found = []
+    misspelt = set()
+    for number, item in enumerate(error.errors()):
+        place = item["loc"]
+        meant = None
+        message = _message(item)
+        if item["type"] == "extra_forbidden" and number < MAX_PROBLEMS:
+            meant = closest_name(str(place[-1]), _keys(cls, place[:-1]))
+            message = "unknown key" if meant is None else f"unknown key: did you mean {meant}?"
+        if meant is not None:
+            misspelt.add((*place[:-1], meant))
+        # The contradictions between tables are one error of the whole.
+        found.append(_Mistake(place, [message] if place else message.split("; "), meant))
+    return [mistake for mistake in found if not (mistake.place in misspelt and mistake.parts == [MISSING])]
+
+
+def _keys(cls: type[Section], place: Place) -> list[str]:
+    """Return the keys that a table of a file can have."""
+    for part in place:
+        if isinstance(part, str):
+            inner = _section(cls.model_fields[part].annotation) if part in cls.model_fields else None
+            if inner is None:
+                return []
+            cls = inner
+    return list(cls.model_fields)
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    """Find the section in the type of a key, such as `list[NodeSection]` or `TrainSection | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for inner in get_args(annotation) if (found := _section(inner)) is not None), None)
+
+
+def _above(place: Place, other: Place) -> bool:
     return place == other[: len(place)]
 
 
-def _remove(tables: Any, place: tuple[int | str, ...]) -> bool:
-    """Take a key out of nested tables; return whether it was there."""
-    for part in place[:-1]:
+def _mend(tables: Any, mistake: _Mistake) -> list[Place]:
+    """Rename a misspelt key of nested tables, or take a wrong one out; return the places that were changed."""
+    *above, key = mistake.place or ("",)
+    for part in above:
         try:
             tables = tables[part]
         except (KeyError, IndexError, TypeError):
-            return False
-    return bool(place) and isinstance(tables, dict) and tables.pop(place[-1], None) is not None
+            return []
+    if not isinstance(tables, dict) or key not in tables:
+        return []
+    value = tables.pop(key)
+    if mistake.meant is None or mistake.meant in tables:
+        return [mistake.place]
+    tables[mistake.meant] = value
+    return [mistake.place, (*above, mistake.meant)]
 
 
 def _first(problems: list[str]) -> list[str]:
     """Return the problems, of very many only the first and how many there are."""
     more = len(problems) - MAX_PROBLEMS
     return problems if more <= 0 else [*problems[:MAX_PROBLEMS], f"and {more} more problems"]
-
-
-def _problems(error: ValidationError) -> list[str]:
-    return [f"{_key(item['loc'])}{_message(item)}" for item in error.errors()]
 
 
 def read_config(
@@ -412,7 +466,8 @@ def read_config_text(path: str | Path) -> tuple[str, str]:
     if name in presets():
         return read_utf8(_preset_folder() / f"{name}.toml"), f"preset {name}"
     if not Path(path).exists():
-        raise InputError(f"{path} does not exist: give a TOML file, or one of the presets {', '.join(presets())}")
+        listed = f"give a TOML file, or one of the presets {', '.join(presets())}"
+        raise InputError(f"{path} does not exist: {listed}{did_you_mean(name, presets())}")
     return read_utf8(Path(path)), name
 
 
@@ -439,8 +494,11 @@ def _message(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         return "unknown key"
     if item["type"] == "missing":
-        return "is missing"
+        return MISSING
     value = item.get("input")
+    if item["type"] == "literal_error" and isinstance(value, str):
+        closest = did_you_mean(value, re.findall(r"'([^']*)'", item["ctx"]["expected"]))
+        return f"{message}, got {shown(value)}{closest}"
     return message if isinstance(value, dict | list) or "got" in message else f"{message}, got {shown(value)}"
 
 

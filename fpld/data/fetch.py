@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from fpld.errors import FpldError, InputError
+from fpld.validation import did_you_mean
 
 
 class FetchError(FpldError):
@@ -113,7 +114,8 @@ def fetch(name: str, cache: str | os.PathLike[str] | None = None) -> Path:
         If the download failed, or a file does not have the pinned SHA-256.
     """
     if name not in ARCHIVES:
-        raise InputError(f"name must be one of {', '.join(sorted(ARCHIVES))}, got {name!r}")
+        closest = did_you_mean(name, ARCHIVES)
+        raise InputError(f"name must be one of {', '.join(sorted(ARCHIVES))}, got {name!r}{closest}")
     archive = ARCHIVES[name]
     folder = cache_folder(cache)
     path = folder / archive.filename

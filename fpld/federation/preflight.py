@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fpld import data
 from fpld.budget.limits import Uplinks, senders
@@ -31,7 +31,7 @@ from fpld.students import student_class
 from fpld.students.configs import HuggingFaceConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from fpld.config import Config
     from fpld.config.sections import EngineSection
@@ -71,6 +71,8 @@ class Preflight:
         corpus, problems = _tried("data.corpus" if config.data.corpus else "data.path", self._documents)
         yield from problems
         if corpus is None:
+            if problems[0].wrong and self._local:
+                yield from self._own_paths()
             return
         public, problems = _tried("probe.source", lambda: self._public(corpus))
         yield from problems
@@ -84,6 +86,12 @@ class Preflight:
             yield Finding("data.limit", f"a node uses at most {config.data.limit:,} bytes of its text", wrong=False)
         if self._local:
             yield from self._nodes(corpus)
+
+    def _own_paths(self) -> Iterator[Finding]:
+        """Look for the texts of nodes that have their own, where the corpus cannot be read."""
+        for index, node in enumerate(self._config.nodes):
+            if node.data is not None:
+                yield from _missing(f"nodes[{index}].data", node.data)
 
     def _documents(self) -> list[Document]:
         """Read what [data] names; a corpus that is not here yet, or a large one, is left for the run."""
@@ -327,6 +335,20 @@ def _look(path: str) -> None:
     size = file_bytes(root)
     if size > MAX_READ_BYTES:
         raise _UnknownError(f"{path} is large ({size / 1e6:.0f} MB): it is not read before the run")
+
+
+def _missing(key: str, path: str) -> list[Finding]:
+    return [finding for finding in _tried(key, partial(_look, path))[1] if finding.wrong]
+
+
+def missing_paths(tables: Mapping[str, Any]) -> list[Finding]:
+    """Return the texts that are not there, of a configuration whose other mistakes leave nothing else to check."""
+    section = tables.get("data")
+    nodes = tables.get("nodes")
+    paths = {"data.path": section.get("path") if isinstance(section, dict) else None}
+    for index, node in enumerate(nodes if isinstance(nodes, list) else []):
+        paths[f"nodes[{index}].data"] = node.get("data") if isinstance(node, dict) else None
+    return [found for key, path in paths.items() if isinstance(path, str) for found in _missing(key, path)]
 
 
 def file_bytes(root: Path) -> int:

@@ -14,10 +14,10 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from fpld.errors import InputError, ParameterError
 from fpld.registry import students
-from fpld.validation import MAX_BATCH, check_count, check_positive, check_vocab, check_weight, shown
+from fpld.validation import MAX_BATCH, check_count, check_positive, check_vocab, check_weight, closest_name, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 MAX_LENGTH = 1 << 16
 NORM_EPSILON = 1e-6
@@ -269,8 +269,8 @@ def _settings(kind: str, settings: dict[str, Any]) -> Any:
     cls = config_class(kind)
     options = {field.name: field for field in fields(cls) if field.name != "vocab"}
     if unknown := sorted(settings.keys() - options.keys()):
-        problem = f"unknown key: a student of kind {kind!r} has {', '.join(sorted(options))}"
-        raise _refusal(dict.fromkeys(unknown, problem), settings)
+        listed = f"a student of kind {kind!r} has {', '.join(sorted(options))}"
+        raise _refusal({key: _unknown_key(key, options, listed) for key in unknown}, settings)
     required = {name for name, field in options.items() if field.default is field.default_factory is MISSING}
     if missing := sorted(required - settings.keys()):
         raise _refusal(dict.fromkeys(missing, "is missing"), settings)
@@ -282,6 +282,11 @@ def _settings(kind: str, settings: dict[str, Any]) -> Any:
         raise _refusal({key: error.problem if key else str(error)}, settings) from None
     except InputError as error:
         raise _refusal({"": str(error)}, settings) from None
+
+
+def _unknown_key(key: str, options: Iterable[str], listed: str) -> str:
+    closest = closest_name(key, options)
+    return f"unknown key: {'' if closest is None else f'did you mean {closest}? '}{listed}"
 
 
 def _checked(types: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

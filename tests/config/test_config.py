@@ -160,6 +160,18 @@ def test_a_name_or_field_that_is_not_known_fails_at_once_and_names_the_key(old: 
     assert f"t: {message}" in str(caught.value)
 
 
+def test_a_misspelt_table_is_one_mistake_and_the_closest_names_are_offered() -> None:
+    with pytest.raises(InputError) as caught:
+        config.parse_config(BASE.replace("[probe]", "[prob]", 1), "t")
+    assert str(caught.value) == "t: prob: unknown key: did you mean probe?"
+    with pytest.raises(InputError, match=r"'mixtur': did you mean mixture[?]$"):
+        registry.rules.get("mixtur")
+    with pytest.raises(InputError, match=r"hospital does not exist: .*: did you mean hospitals[?]$"):
+        config.read_config("hospital")
+    with pytest.raises(InputError, match=r"corpus must be one of [^?]*'nothing-like-it'$"):
+        registry.corpora.get("nothing-like-it")
+
+
 def test_a_model_is_taught_only_where_base_models_are_trained() -> None:
     taught = BASE.replace("clip = 48.0", "clip = 48.0\ntaught = true\nstudent = {kind = 'ngram', order = 1}", 1)
     assert config.parse_config(taught, "t").nodes[2].taught

@@ -107,6 +107,30 @@ def test_every_problem_is_named_in_seconds(name: str, place: Path, capsys: pytes
     assert wrong == keys if name != "contexts" else wrong & keys  # one key of the two that could be changed
 
 
+TYPOS = {
+    "key of a node": (("bits = 1.5", "bit = 1.5"), "nodes[0].bit", "unknown key: did you mean bits?"),
+    "key of a table": (("seed = 5", "sead = 5"), "run.sead", "unknown key: did you mean seed?"),
+    "table": (("[probe]", "[prob]"), "prob", "unknown key: did you mean probe?"),
+    "key with nothing near": (("bits = 1.5", "qqq = 1.5"), "nodes[0].qqq", "unknown key"),
+    "kind": (('kind = "ngram"', 'kind = "n-gram"'), "student.kind", ": did you mean ngram?"),
+    "key of a student": (("order = 2", "ordre = 2"), "student.ordre", "unknown key: did you mean order? "),
+    "codec": (("[student]", '[codec]\nname = "sample"\n[student]'), "codec.name", ": did you mean samples?"),
+    "allocator": (("[student]", '[budget]\nallocator = "optimum"\n[student]'), "budget.allocator", "mean optimal?"),
+    "choice": (("[student]", '[codec]\ndither = "independant"\n[student]'), "codec.dither", "mean independent?"),
+}
+
+
+@pytest.mark.parametrize("name", TYPOS)
+def test_a_typo_is_one_problem_with_the_closest_name_and_hides_no_missing_path(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, key, says = TYPOS[name]
+    file = write(place, [change, ("/texts", "/txets"), ('"south"', '"south"\ndata = "nowhere"')])
+    wrong = [(row["key"], row["says"]) for row in found(capsys, file, 2) if row["state"] == "wrong"]
+    assert sorted(row[0] for row in wrong) == sorted([key, "data.path", "nodes[2].data"])
+    assert says in dict(wrong)[key]
+
+
 def test_a_sound_configuration_says_what_to_expect(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     says = {row["key"]: row["says"] for row in found(capsys, write(place, []), 0)}
     assert says["nodes[0].name"].startswith("north: 6 documents")
