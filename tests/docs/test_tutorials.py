@@ -52,6 +52,10 @@ def test_a_federation_of_your_own_text(tmp_path: Path) -> None:
     assert "My fellow citizens" in shown
     assert (tmp_path / "my-model/model.safetensors").exists()
     assert (tmp_path / "runs/mine/report/report.html").exists()
+    chats = losses(tmp_path / "runs/chats")
+    assert chats["fpld"] < chats["base"]
+    document = next((tmp_path / "chats/north").iterdir()).read_text().splitlines()[0]
+    assert [message["role"] for message in json.loads(document)["messages"]] == ["user", "assistant"]
 
 
 @pytest.mark.long
