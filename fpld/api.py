@@ -27,6 +27,7 @@ from fpld.errors import InputError, MissingExtraError
 from fpld.report.run import read_run_data
 from fpld.storage.files import parse_toml_tables
 from fpld.storage.run_folder import CONFIG, NODE_FILE
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -416,7 +417,8 @@ class Run:
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", held-out loss {self.loss:.4f}"
-        return f"Run({str(self.folder)!r}, {self.state}, {len(self.rounds)} of {self.data.planned_rounds} rounds{loss})"
+        rounds = f"{len(self.rounds)} of {show_count(self.data.planned_rounds, 'round')}"
+        return f"Run({str(self.folder)!r}, {self.state}, {rounds}{loss})"
 
     @property
     def state(self) -> str:

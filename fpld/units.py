@@ -47,6 +47,19 @@ def show_size(size: float) -> str:
     return _show(size, SIZES)
 
 
+def show_count(number: int, noun: str) -> str:
+    """Write a number of things, with the noun's plural where there is not one of them.
+
+    >>> show_count(1, "document"), show_count(1200, "process"), show_count(2, "reply")
+    ('1 document', '1,200 processes', '2 replies')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def _parse(text: str, units: dict[str, float], what: str) -> float:
     message = f"must be {what} (units: {', '.join(units)}), got {shown(text)}"
     match = re.fullmatch(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*", text)

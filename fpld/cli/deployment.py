@@ -17,6 +17,7 @@ from fpld.cli.arguments import Command, Stopped, stop_on_signals
 from fpld.cli.output import last_line, table_title
 from fpld.errors import InputError
 from fpld.storage.run_folder import CONFIG
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     import argparse
@@ -213,7 +214,7 @@ def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
         if arguments.simulate:
             from fpld.engines.flower.simulation import simulate_federation
 
-            log.info("%d nodes in Flower's simulation runtime", len(config.nodes))
+            log.info("%s in Flower's simulation runtime", show_count(len(config.nodes), "node"))
             rows = simulate_federation(config, arguments.config, out, seed=arguments.seed)
         else:
             file = Path(arguments.config).resolve()

@@ -11,6 +11,7 @@ from fpld.cli.arguments import Command
 from fpld.errors import InputError
 from fpld.report.export import FORMATS, follow_tensorboard
 from fpld.report.run import run_state
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     import argparse
@@ -117,7 +118,8 @@ def _evaluate(arguments: argparse.Namespace, output: Output) -> int:
     )
     what = arguments.data if arguments.data is not None else "held-out text"
     rows = [loss._asdict() for loss in losses]
-    output.result("evaluate", rows, title=f"{what}: {losses[0].tokens:,} tokens, {losses[0].bytes:,} bytes")
+    size = f"{show_count(losses[0].tokens, 'token')}, {show_count(losses[0].bytes, 'byte')}"
+    output.result("evaluate", rows, title=f"{what}: {size}")
     return 0
 
 
@@ -173,7 +175,7 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
         from fpld.data.hub import push_to_hub
 
         output.note(f"pushed: {push_to_hub(out, arguments.push, public=arguments.public)}")
-    output.result("export", rows, title=f"{what} of {run.data.name}: {len(run.rounds)} rounds")
+    output.result("export", rows, title=f"{what} of {run.data.name}: {show_count(len(run.rounds), 'round')}")
     return 0
 
 

@@ -17,6 +17,7 @@ from fpld.cli.output import last_line, table_title
 from fpld.config import read_config_text
 from fpld.federation.telemetry import mark_stopped
 from fpld.storage.run_folder import CONFIG, RESULT, RunFolder
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     import argparse
@@ -195,7 +196,7 @@ def _run_check(arguments: argparse.Namespace, output: Output) -> int:
     findings = api.check(arguments.config, overrides=dict(arguments.overrides), connect=arguments.connect)
     wrong = sum(finding.wrong for finding in findings)
     rows = [{"key": f.key, "state": "wrong" if f.wrong else "known", "says": f.says} for f in findings]
-    output.result("check", rows, title=f"{source}: {wrong} problems" if wrong else f"{source}: nothing wrong was found")
+    output.result("check", rows, title=f"{source}: {show_count(wrong, 'problem') if wrong else 'no problems found'}")
     return 2 if wrong else 0
 
 

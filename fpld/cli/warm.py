@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fpld.cli.arguments import Command
 from fpld.errors import MissingExtraError
 from fpld.kernels import compilations, numba_available
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     import argparse
@@ -42,7 +43,7 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
     total = len(codecs.names()) + 1
     with output.status():
         for done, name in enumerate(warm_up_all(), 1):
-            log.info("%s: %d kernels compiled so far", name, compilations.count)
+            log.info("%s: %s compiled so far", name, show_count(compilations.count, "kernel"))
             log.debug("%d of %d", done, total, extra={"done": done, "total": total})
     row = {"compiled": compilations.count, "seconds": round(time.monotonic() - started, 1)}
     output.result("warm", [row], title="Kernels that were not in the cache")

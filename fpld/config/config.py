@@ -39,6 +39,7 @@ from fpld.errors import InputError
 from fpld.registry import codecs
 from fpld.storage.files import parse_toml_tables, read_utf8
 from fpld.students.configs import MIN_PUBLIC_SEQUENCES, HuggingFaceConfig
+from fpld.units import show_count
 from fpld.validation import closest_name, did_you_mean, printable, shown
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ def _mend(tables: Any, mistake: _Mistake) -> list[Place]:
 def _first(problems: list[str]) -> list[str]:
     """Return the problems, of very many only the first and how many there are."""
     more = len(problems) - MAX_PROBLEMS
-    return problems if more <= 0 else [*problems[:MAX_PROBLEMS], f"and {more} more problems"]
+    return problems if more <= 0 else [*problems[:MAX_PROBLEMS], f"and {show_count(more, 'more problem')}"]
 
 
 def read_config(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fpld.errors import InputError
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,6 +96,11 @@ class TextUse:
     used: int
     heldout: int
     key: str
+
+    @property
+    def size(self) -> str:
+        """Return how much text there is, in words."""
+        return f"{show_count(self.documents, 'document')}, {show_count(self.bytes, 'byte')}"
 
     @property
     def left_out(self) -> str:
@@ -210,7 +216,9 @@ def iid(documents: Sequence[Document], nodes: Sequence[str], *, seed: int) -> Sh
     _check_names(nodes)
     order = np.random.default_rng(seed).permutation(len(documents))
     shards = {node: [documents[i] for i in order[k :: len(nodes)]] for k, node in enumerate(nodes)}
-    return _checked(shards, f"there are {len(documents)} documents for {len(nodes)} nodes: use fewer nodes")
+    return _checked(
+        shards, f"there are {show_count(len(documents), 'document')} for {len(nodes)} nodes: use fewer nodes"
+    )
 
 
 def dirichlet(documents: Sequence[Document], nodes: Sequence[str], *, alpha: float, seed: int) -> Shards:

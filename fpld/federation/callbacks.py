@@ -29,6 +29,7 @@ from fpld.progress import ProgressLabel, followed_by, run_labelled, show_seconds
 from fpld.seeds import derive_seed
 from fpld.storage.run_folder import BEST_STUDENT, PROGRESS, PUBLIC, TOKENIZER
 from fpld.students.generate import continuation
+from fpld.units import show_count
 from fpld.validation import shortened_list
 
 if TYPE_CHECKING:
@@ -272,13 +273,13 @@ class RoundLog(Callback):
         self._asked = sum(allotted > 0 for allotted in bits)
         self._missing = []
         self._started = time.monotonic()
-        self._log(f"local training at {self._asked} nodes; next: {_NEXT_PHASE['collecting']}")
+        self._log(f"local training at {show_count(self._asked, 'node')}; next: {_NEXT_PHASE['collecting']}")
 
     def answered(self, receipt: Receipt, size: int, left: int) -> None:
         """Log what became of a frame."""
         why = f" ({receipt.reason})" if receipt.reason else ""
         self._answered = self._asked - left
-        self._log(f"{self._names[receipt.node]} {receipt.verdict}{why}; {left} nodes to come")
+        self._log(f"{self._names[receipt.node]} {receipt.verdict}{why}; {show_count(left, 'node')} to come")
 
     def missing(self, round: int, incident: Incident) -> None:
         """Note who did not answer; the next phase warns of all of them."""
@@ -305,7 +306,7 @@ class RoundLog(Callback):
         else:
             text = f"held-out loss {record.heldout_loss:.4f} nats per token"
             if any(each.asked is not None for each in trace):
-                text += f" (over the {len(sites)} sites that evaluated it)"
+                text += f" (over the {show_count(len(sites), 'node')} that evaluated it)"
             elif len(sites) < len(self._names):
                 text += f" (over {', '.join(sites)}, who evaluated every round)"
         to_go = self._rounds - record.round
@@ -320,7 +321,7 @@ class RoundLog(Callback):
 
     def _position(self) -> Position:
         part = self._answered / self._asked
-        words = [f"round {self._round} of {self._rounds}", f"{self._answered} of {self._asked} nodes"]
+        words = [f"round {self._round} of {self._rounds}", f"{self._answered} of {show_count(self._asked, 'node')}"]
         if self._seconds:
             passed = min(time.monotonic() - self._started, self._mean_seconds)
             words.append(f"{show_seconds((self._rounds - self._round + 1) * self._mean_seconds - passed)} left")

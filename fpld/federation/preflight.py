@@ -29,6 +29,7 @@ from fpld.registry import rules
 from fpld.rules.base import with_trim as configured_rule
 from fpld.students import student_class
 from fpld.students.configs import HuggingFaceConfig
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +82,7 @@ class Preflight:
             size = data.total_size(public)
             use = data.TextUse("public text", len(public), size, data.total_size(sample), 0, "probe.limit")
             more = f"; {use.left_out}" if use.left_out else ""
-            yield Finding("probe.source", f"{use.documents} documents, {use.bytes:,} bytes{more}", wrong=False)
+            yield Finding("probe.source", f"{use.size}{more}", wrong=False)
         if config.data.limit is not None:
             yield Finding("data.limit", f"a node uses at most {config.data.limit:,} bytes of its text", wrong=False)
         if self._local:
@@ -153,7 +154,7 @@ class Preflight:
                 raise InputError(f"its {what} text has {size} bytes, no more than a context of {length} tokens")
         self._units(config, split.train, single=split.single)
         use = split.use
-        says = f"{use.name}: {use.documents} documents, {use.bytes:,} bytes, {use.heldout_share} held out"
+        says = f"{use.name}: {use.size}, {use.heldout_share} held out"
         return f"{says}; {use.left_out}" if use.left_out else says
 
     @staticmethod
@@ -168,8 +169,9 @@ class Preflight:
             most = sum(-(-document.size // (student.settings.length + 1)) + 1 for document in training)
         batch = terms.units(student.settings.batch) or 1
         if most < batch:
+            there = show_count(most, terms.unit)
             raise InputError(
-                f"its text has {'at most ' if terms.unit == 'window' else ''}{most} {terms.unit}s to train on, and "
+                f"its text has {'at most ' if terms.unit == 'window' else ''}{there} to train on, and "
                 f"privacy.batch asks for {batch} in a step: give it more text, or a smaller batch"
             )
 

@@ -47,6 +47,7 @@ from fpld.storage.run_folder import (
 )
 from fpld.students.heldout import HeldoutText, heldout_arrays
 from fpld.target import Target
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     from fpld.config import Config, NodeSection, TrainSection
@@ -124,11 +125,11 @@ def make_bases(config: Config, store: RunFolder, public: Public) -> None:
             seed = derive_seed(config.run.seed, "base text", name)
             with labelled(ProgressLabel(model=name.removesuffix(".safetensors"))), followed_by("the first round"):
                 if base.taught:
-                    log.info("teaching the base model by the aggregator's (%d steps)", training.steps)
+                    log.info("teaching the base model by the aggregator's (%s)", show_count(training.steps, "step"))
                     teacher = open_student(store.path / base_file(config, None))
                     _teach(student, teacher, windows(tokens, config.probe.length, seed), training, seed)
                 else:
-                    log.info("training the base model on public text (%d steps)", training.steps)
+                    log.info("training the base model on public text (%s)", show_count(training.steps, "step"))
                     student.finetune(tokens, steps=training.steps, seed=seed, rate=training.rate)
         save_base(student, store.path / name, base.student.device)
         record_digests(store, name)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from fpld.units import show_count
 from fpld.validation import printable, shortened_list
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def describe_absences(trace: Sequence[RoundRecord]) -> str:
 
     >>> record = RoundRecord(1, [], [], [], 0, 0, absent=[Incident("south", "late", "no answer within 9 s")])
     >>> describe_absences([record])
-    'south in 1 of 1 rounds (late: no answer within 9 s)'
+    'south in 1 of 1 round (late: no answer within 9 s)'
     """
     absences: dict[str, list[Incident]] = {}
     for record in trace:
@@ -249,7 +250,8 @@ def describe_absences(trace: Sequence[RoundRecord]) -> str:
     texts = []
     for node, incidents in ordered:
         last = incidents[-1]
-        texts.append(f"{node} in {len(incidents)} of {len(trace)} rounds ({last.state}: {last.reason})")
+        rounds = show_count(len(trace), "round")
+        texts.append(f"{node} in {len(incidents)} of {rounds} ({last.state}: {last.reason})")
     return shortened_list(texts, _NAMED_NODES)
 
 

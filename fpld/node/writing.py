@@ -24,6 +24,7 @@ from fpld.seeds import derive_seed
 from fpld.storage.files import read_utf8, write_atomic
 from fpld.storage.run_folder import WRITING
 from fpld.students.generate import write_sequences
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -212,11 +213,11 @@ def write_reply(
         sequences = sequences[: int(len(sequences) * min(max(share, 0.0), 0.9))]
     text = text if len(part.sequences) else b""
     if options.private_run > probe.shape[1]:
-        log.info("%d sequences written; none was compared with the private text", writing.written)
+        log.info("%s written; none was compared with the private text", show_count(writing.written, "sequence"))
     else:
         log.info(
-            "%d sequences written; %d had a run of %d tokens of the private text, public text takes the place of %d",
-            writing.written,
+            "%s written; %d had a run of %d tokens of the private text, public text takes the place of %d",
+            show_count(writing.written, "sequence"),
             writing.copied,
             options.private_run,
             writing.replaced,

@@ -37,6 +37,7 @@ from fpld.protocol.written import decode_reply, public_labels
 from fpld.registry import codecs, rules
 from fpld.rules.base import with_trim
 from fpld.types import Plan
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -308,10 +309,8 @@ class Aggregator:
         """End the collecting; refuse below the quorum, and go on collecting."""
         if self._phase is Phase.COLLECTING and len(self._spool) < self.settings.quorum:
             names = ", ".join(self.settings.names[node] for node in self.missing)
-            raise QuorumError(
-                f"round {self.round}: {len(self._spool)} of {len(self._plans)} nodes answered, the quorum is "
-                f"{self.settings.quorum}; missing: {names}"
-            )
+            answered = f"{len(self._spool)} of {show_count(len(self._plans), 'node')} answered"
+            raise QuorumError(f"round {self.round}: {answered}, the quorum is {self.settings.quorum}; missing: {names}")
         self._step(Event.CLOSE)
         return self._spool.nodes
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 from fpld.errors import InputError, MissingExtraError, ParameterError
+from fpld.units import show_count
 from fpld.validation import check_count
 
 try:
@@ -99,14 +100,15 @@ def describe_device(device: str, workers: int, threads: int, processes: int = 1)
     if chosen == "cpu":
         cores = os.cpu_count() or 1
         busy = workers * processes * threads
-        text += f", with {threads} threads in each of {workers * processes} processes on {cores} cores"
+        each = f"{show_count(threads, 'thread')} in each of {show_count(workers * processes, 'process')}"
+        text += f", with {each} on {show_count(cores, 'core')}"
         if busy < cores:
-            text += f": {cores - busy} cores stand idle"
+            text += f": {show_count(cores - busy, 'core')} idle"
     if available[0] not in ("cpu", chosen):
         text += f"; a GPU is there and not used ({available[0]})"
-    count = torch.cuda.device_count() if chosen == "cuda" else 1
+    gpus = torch.cuda.device_count() if chosen == "cuda" else 1
     if processes > 1:
         text += f"; each training has {processes} processes"
-    if count == 1 or processes == count:
+    if gpus == 1 or processes == gpus:
         return text
-    return f"{text}; {processes} of {count} GPUs {'is' if processes == 1 else 'are'} used"
+    return f"{text}; {processes} of {gpus} GPUs {'is' if processes == 1 else 'are'} used"

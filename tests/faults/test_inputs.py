@@ -140,7 +140,7 @@ def test_of_very_many_problems_the_first_are_named(
     text = config_file.read_text() + "".join(f"\n[t{number}]" for number in range(50_000))
     rows = check_rows(capsys, text, tmp_path)
     assert rows["t99"] == "unknown key"
-    assert "49900 more" in rows["and"]
+    assert "49,900 more" in rows["and"]
     assert main(["run", str(tmp_path / "wrong.toml"), "--out", str(tmp_path / "run")]) == 2
     assert len(capsys.readouterr().err) < 20_000
 

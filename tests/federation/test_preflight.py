@@ -131,6 +131,11 @@ def test_a_typo_is_one_problem_with_the_closest_name_and_hides_no_missing_path(
     assert says in dict(wrong)[key]
 
 
+def test_one_problem_is_one_problem(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(write(place, [("seed = 5", "sead = 5")]))]) == 2
+    assert ": 1 problem\n" in "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+
+
 def test_a_sound_configuration_says_what_to_expect(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     says = {row["key"]: row["says"] for row in found(capsys, write(place, []), 0)}
     assert says["nodes[0].name"].startswith("north: 6 documents")
@@ -192,6 +197,6 @@ def test_a_batch_of_more_units_than_a_node_has_is_named(tmp_path: Path, capsys: 
     assert main(["check", str(tmp_path / "c.toml"), "--json"]) == 2
     rows = {row["key"]: row["says"] for row in json.loads(capsys.readouterr().out)["rows"] if row["state"] == "wrong"}
     assert rows.keys() == {"nodes[0].data", "nodes[1].name", "nodes[2].name"}
-    assert "its text has 1 documents to train on, and privacy.batch asks for 6 in a step" in rows["nodes[0].data"]
+    assert "its text has 1 document to train on, and privacy.batch asks for 6 in a step" in rows["nodes[0].data"]
     (tmp_path / "c.toml").write_text(text.replace("epsilon = 1.0", 'epsilon = 1.0\nunit = "window"'))
     assert main(["check", str(tmp_path / "c.toml"), "--json"]) == 0

@@ -47,6 +47,7 @@ from fpld.federation.record import Incident
 from fpld.federation.telemetry import Position
 from fpld.protocol.messages import digest
 from fpld.protocol.wire import OVERHEAD_BYTES
+from fpld.units import show_count
 from fpld.validation import printable, shortened_list
 
 if TYPE_CHECKING:
@@ -357,7 +358,8 @@ class ProbeLogitDistillation(Strategy):
         names = shortened_list(settings.names)
         position = Position(done, settings.rounds, "waiting for nodes")
         extra = {"position": position}
-        log.info("%d rounds%s; %d nodes: %s", settings.rounds, after, len(settings.names), names, extra=extra)
+        rounds = show_count(settings.rounds, "round")
+        log.info("%s%s; %s: %s", rounds, after, show_count(len(settings.names), "node"), names, extra=extra)
 
     def _forget(self, index: int) -> None:
         """Take nothing for granted about a node that failed: it is asked who it is, and gets all that it needs."""

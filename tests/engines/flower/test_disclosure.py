@@ -177,7 +177,7 @@ def test_sites_write_only_where_text_may_leave_and_say_what_left(
             assert row["copied"] >= row["replaced"]
             assert index or row["copied"] > 0
             assert (
-                f"{row['sequences']} written sequences leave in {row['text_bytes']} bytes"
+                f"{row['sequences']:,} written sequences sent in {row['text_bytes']:,} bytes"
                 in (home / "log.txt").read_text()
             )
         sent = sum(len(frame) for (name, _), frame in frames.items() if name == home.name)
@@ -249,7 +249,7 @@ def test_a_site_says_what_it_computes_with(
     assert open_site(file).terms.compute == Compute("auto", threads=1)
     monkeypatch.setattr(devices, "available_devices", lambda: ["cpu"])
     assert main(["check", str(file)]) == 0
-    assert "models are computed on cpu, with 1 threads" in " ".join(capsys.readouterr().out.split())
+    assert "models are computed on cpu, with 1 thread " in " ".join(capsys.readouterr().out.split())
     text = file.read_text()
     file.write_text(f'device = "cuda"\nthreads = 3\n{text}')
     assert open_site(file).terms.compute == Compute("cuda", threads=3)

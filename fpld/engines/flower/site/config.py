@@ -264,7 +264,7 @@ def check_site(path: Path) -> list[Finding]:
     size = data.total_size(documents)
     use = data.TextUse(file.name, len(documents), size, data.total_size(sample), 0, SITE_LIMIT_KEY)
     more = f"; {use.left_out}" if use.left_out else ""
-    findings.append(Finding(key, f"{use.documents} documents, {use.bytes:,} bytes{more}", wrong=False))
+    findings.append(Finding(key, f"{use.size}{more}", wrong=False))
     findings.append(_describe_tokens(site.text_cache))
     findings += _check_device(file)
     findings.append(Finding("may_send", describe_may_send(file), wrong=False))

@@ -17,6 +17,7 @@ from fpld.protocol.wire import payload_of
 from fpld.protocol.written import HEADER
 from fpld.storage.files import read_utf8
 from fpld.storage.run_folder import WRITING
+from fpld.units import show_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ class WrittenCounts:
 
     def describe(self) -> str:
         """Return the counts as a line of the log."""
-        sent = f"{self.sequences} written sequences leave in {self.text_bytes} bytes of text"
+        sent = f"{show_count(self.sequences, 'written sequence')} sent in {show_count(self.text_bytes, 'byte')} of text"
         if self.private_run is None:
             return f"{sent}; they follow from a private model, and are not compared with the private text"
         return (
