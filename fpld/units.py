@@ -1,8 +1,9 @@
-"""Numbers with units as text: rates of links, and sizes."""
+"""Numbers with units as text: rates of links, sizes, durations and times."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 from fpld.validation import shown
@@ -45,6 +46,28 @@ def show_size(size: float) -> str:
     '12.58 MB'
     """
     return _show(size, SIZES)
+
+
+def show_duration(seconds: float) -> str:
+    """Write a duration in hours, minutes and seconds.
+
+    >>> show_duration(0.42), show_duration(48), show_duration(200), show_duration(9000)
+    ('0.4 s', '48 s', '3 min 20 s', '2 h 30 min')
+    """
+    if seconds < 10:
+        return f"{round(seconds, 1):g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 1:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
+def show_time(seconds: float) -> str:
+    """Write a time in seconds since the epoch as a local date with the time of day and the zone."""
+    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M %Z}"
 
 
 def show_count(number: int, noun: str) -> str:

@@ -168,12 +168,9 @@ class Uplinks:
 
     def _infeasible(self, node: Sender, cap: float, need: float) -> str:
         who = f"the codec {self.codec!r}" if self._codec_floor(node) >= need else "written text beside its labels"
-        text = (
-            f"node {node.name!r} may send {cap / self.vocab:.3g} bits per coordinate a round, {who} needs "
-            f"{need / self.vocab:.3g}"
-        )
+        text = f"node {node.name!r} may send {cap:,.4g} bits per context a round, {who} needs {need:,.4g}"
         if node.rate is None or self._carried(node) >= need:
-            return f"{text}: raise its bits to at least that"
+            return f"{text}: raise its context_bits to at least that"
         fewer = int(max(node.rate * (self.deadline or 0.0) - 8 * self.overhead, 0.0) / need)
         few = f", or at most {fewer} contexts" if fewer else ""
         least = math.ceil(self.least_deadline() * 10) / 10

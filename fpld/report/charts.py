@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
 from fpld.units import show_size
@@ -24,17 +25,34 @@ COLOURS = (
 )  # fmt: skip
 """The palette of every drawing: a contrast of at least 3:1 to the light and to the dark page."""
 _POLICY_COLOURS = {"optimal": 0, "square-root": 0, "curves": 0, "uniform": 1, "inverse": 3, "this plan": 2}
+_MODEL_COLOURS = {"fpld": COLOURS[0], "student": COLOURS[0], "base": COLOURS[-1], "base-0": COLOURS[-1]}
+_NODE_COLOURS = COLOURS[1:-1]  # those of the student and of the base are no node's
 
 
-def colours(names: Sequence[str]) -> list[str]:
-    """Return a colour for each series: a policy always has the same one, others take them in order.
+def colours(names: Sequence[str], nodes: Sequence[str] = ()) -> list[str]:
+    """Return a colour for each series: policies, nodes, the student and the base always have the same ones.
+
+    Parameters
+    ----------
+    names
+        The names of the series. Those without a colour of their own take the free ones in order.
+    nodes
+        The nodes of the run in the order of its configuration, so that other series have other colours.
 
     >>> colours(["inverse", "uniform"]) == [COLOURS[3], COLOURS[1]]
+    True
+    >>> colours(["base-0", "north", "south"], ["north", "south"])[1:] == colours(["north", "south"], ["north", "south"])
     True
     """
     if any(name in _POLICY_COLOURS for name in names):
         return [COLOURS[_POLICY_COLOURS.get(name, 4 + i) % len(COLOURS)] for i, name in enumerate(names)]
-    return [COLOURS[i % len(COLOURS)] for i in range(len(names))]
+    of_nodes = {name: _NODE_COLOURS[i % len(_NODE_COLOURS)] for i, name in enumerate(nodes)}
+    fixed = _MODEL_COLOURS | of_nodes
+    here = {fixed[name] for name in names if name in fixed}
+    free = [colour for colour in COLOURS if colour not in here]
+    # Colours of nodes come last, for runs of many.
+    others = cycle(sorted(free, key=lambda colour: colour in of_nodes.values()) or COLOURS)
+    return [fixed[name] if name in fixed else next(others) for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +81,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure; `name` is that of its files, and `alt` describes it in words for screen readers."""
+    """A figure; `name` is that of its files, and `alt` describes it in words for screen readers.
+
+    `nodes` are the run's nodes: each has the same colour in all figures, and what is no node has another.
+    """
 
     name: str
     title: str
@@ -72,14 +93,23 @@ class Chart:
     y: Axis
     series: list[Series]
     caption: str = ""
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def colours(self) -> list[str]:
+        """Return the colour of each series."""
+        return colours([series.name for series in self.series], self.nodes)
 
     def data(self) -> dict[str, Any]:
         """Return the chart as JSON for a page, with the colours of its series."""
         drawn = [asdict(series) for series in self.shown()]
-        return {**asdict(self), "series": drawn, "colours": colours([series.name for series in self.series])}
+        return {**asdict(self), "series": drawn, "colours": self.colours}
 
     def shown(self) -> list[Series]:
-        """Return the series without the points that the axes cannot show: NaN, or 0 on a logarithmic axis."""
+        """Return the series without the points that the axes cannot show: NaN, or 0 on a logarithmic axis.
+
+        A line of a single point is a dot.
+        """
         return [self._shown(series) for series in self.series]
 
     def _shown(self, series: Series) -> Series:
@@ -90,7 +120,8 @@ class Chart:
         ]
         low, limit = ([values[i] for i in keep] if values else [] for values in (series.low, series.limit))
         limit = limit if all(map(math.isfinite, limit)) else []
-        return Series(series.name, series.kind, [series.x[i] for i in keep], [series.y[i] for i in keep], low, limit)
+        kind = "dots" if series.kind == "line" and len(keep) == 1 else series.kind
+        return Series(series.name, kind, [series.x[i] for i in keep], [series.y[i] for i in keep], low, limit)
 
 
 def _fits(value: float, scale: Scale) -> bool:
@@ -104,11 +135,10 @@ _MAX_BARS = 60  # a figure with more of them is drawn as lines
 
 def run_charts(run: RunData) -> list[Chart]:
     """Return the figures of one run: of its trainings, and once a round is closed of its rounds."""
+    trainings = training_charts(run)
     if not run.trace:
-        return training_charts(run)
-    charts = (
-        loss_by_bytes([run]),
-        distillation_by_round(run),
+        return trainings
+    by_round = (
         bandwidth_by_round(run),
         bits_by_node(run),
         weights_by_round(run),
@@ -116,7 +146,10 @@ def run_charts(run: RunData) -> list[Chart]:
         seconds_by_phase(run),
         seconds_by_node(run),
     )
-    return [chart for chart in charts if chart is not None] + training_charts(run)
+    rounds = [chart for chart in by_round if chart is not None]
+    if len(run.trace) == 1 and trainings:  # What changes within the only round says more than a point for it.
+        return [loss_by_bytes([run]), *trainings, *rounds]
+    return [loss_by_bytes([run]), distillation_by_round(run), *rounds, *trainings]
 
 
 def training_charts(run: RunData) -> list[Chart]:
@@ -131,6 +164,7 @@ def training_charts(run: RunData) -> list[Chart]:
 def _training_chart(run: RunData, what: str, title: str, label: str) -> Chart | None:
     """Return the curves of one kind of training; the steps of a round follow those of the rounds before."""
     series = []
+    rounds = max(len(run.trace), run.progress.round if run.progress else 0)
     for (method, model, kind), points in run.curves.items():
         if kind == what and method in ("", "fpld"):
             last_step = {point.round: point.step for point in points}  # Points are sorted by round and step.
@@ -144,22 +178,27 @@ def _training_chart(run: RunData, what: str, title: str, label: str) -> Chart | 
         name=f"{what}-by-step",
         title=f"Training loss: {title}",
         alt=f"Lines of the loss by step, over all rounds one after the other: {ends}.",
-        x=Axis("step, over all rounds"),
+        x=Axis("step, over all rounds" if rounds > 1 else "step"),
         y=Axis(label),
         series=series,
-        caption="A point is the mean since the last one. Each round starts from the student, so lines jump there."
+        caption="A point is the mean since the last one."
+        + (" Each round starts from the student, so lines jump there." if rounds > 1 else "")
         + (
             " Below zero: nearer to the target than the last student."
             if any(min(item.y) < 0 for item in series)
             else ""
         ),
+        nodes=tuple(run.nodes),
     )
 
 
 def comparison_charts(runs: Sequence[RunData]) -> list[Chart]:
     """Return the figures that hold several runs."""
     with_rounds = [run for run in runs if run.trace]
-    return [loss_by_bytes(with_rounds), loss_by_round(with_rounds)] if with_rounds else []
+    if not with_rounds:
+        return []
+    several = any(len(run.trace) > 1 for run in with_rounds)
+    return [loss_by_bytes(with_rounds), *([loss_by_round(with_rounds)] if several else [])]
 
 
 def loss_by_bytes(runs: Sequence[RunData]) -> Chart:
@@ -189,6 +228,7 @@ def loss_by_bytes(runs: Sequence[RunData]) -> Chart:
         y=Axis(LOSS),
         series=series,
         caption="Lower and further left is better." + (" Horizontal lines sent nothing." if others else ""),
+        nodes=tuple(runs[0].nodes) if len(runs) == 1 else (),
     )
 
 
@@ -288,8 +328,8 @@ def bits_by_node(run: RunData) -> Chart:
             name,
             kind,
             _rounds(run),
-            [_at(record.bits_sent, i) for record in run.trace],
-            limit=[_at(record.bits_allotted, i) for record in run.trace],
+            [run.in_bits_unit(_at(record.bits_sent, i)) for record in run.trace],
+            limit=[run.in_bits_unit(_at(record.bits_allotted, i)) for record in run.trace],
         )
         for i, name in enumerate(run.nodes)
     ]
@@ -297,12 +337,14 @@ def bits_by_node(run: RunData) -> Chart:
     return Chart(
         name="bits-by-node",
         title="Bits by node and round: sent, of what was allowed",
-        alt=f"Bits per coordinate that each node sent in each round, of what it was allotted; in the last: {ends}.",
+        alt=f"{run.bits_unit.capitalize()} that each node sent in each round, of what it was allotted; in the last: "
+        f"{ends}.",
         x=ROUND,
-        y=Axis("bits per coordinate"),
+        y=Axis(run.bits_unit),
         series=series,
         caption="Nothing stands where a node did not answer."
         + (" The line across a bar is what the node was allotted." if kind == "bars" else ""),
+        nodes=tuple(run.nodes),
     )
 
 
@@ -311,41 +353,37 @@ def weights_by_round(run: RunData) -> Chart | None:
     records = [record for record in run.trace if record.node_weights]
     if not records:
         return None
-    series = [
-        Series(
-            name,
-            "line",
-            [record.round for record in records],
-            [_at(record.node_weights or [], i) for record in records],
-        )
-        for i, name in enumerate(run.nodes)
-    ]
+    series = _node_series(
+        run.nodes,
+        [record.round for record in records],
+        [[_at(record.node_weights or [], i) for record in records] for i in range(len(run.nodes))],
+    )
     ends = ", ".join(f"{item.name} {item.y[-1]:.3g}" for item in series)
     return Chart(
         name="weights-by-round",
         title="Estimated weights",
         alt=f"Weight of each node by round, as estimated; in the last: {ends}.",
-        x=ROUND,
+        x=_node_axis(len(records)),
         y=Axis("weight", "log"),
         series=series,
         caption="A node of greater weight is noisier at the same bits, and is allotted more.",
+        nodes=tuple(run.nodes),
     )
 
 
 def loss_by_node(run: RunData) -> Chart:
     """Return the student's loss on each node's held-out text."""
-    series = [
-        Series(name, "line", _rounds(run), [_at(record.heldout_by_node, i) for record in run.trace])
-        for i, name in enumerate(run.nodes)
-    ]
+    losses = [[_at(record.heldout_by_node, i) for record in run.trace] for i in range(len(run.nodes))]
+    series = _node_series(run.nodes, _rounds(run), losses)
     ends = ", ".join(f"{item.name} {item.y[-1]:.3f}" for item in series)
     return Chart(
         name="loss-by-node",
         title="The student on each node's held-out text",
         alt=f"Held-out loss on the text of each node by round; in the last: {ends}.",
-        x=ROUND,
+        x=_node_axis(len(run.trace)),
         y=Axis(LOSS),
         series=series,
+        nodes=tuple(run.nodes),
     )
 
 
@@ -366,6 +404,7 @@ def seconds_by_phase(run: RunData) -> Chart:
         y=Axis("seconds", unit="s"),
         series=series,
         caption="nodes: until the last one answered, with the wait for a free worker; the others are the aggregator's.",
+        nodes=tuple(run.nodes),
     )
 
 
@@ -395,6 +434,7 @@ def seconds_by_node(run: RunData) -> Chart | None:
             if has_work
             else "From when the round was opened, with the way there and back."
         ),
+        nodes=tuple(run.nodes),
     )
 
 
@@ -411,6 +451,17 @@ def _baselines(run: RunData) -> list[Series]:
         kind: SeriesKind = "dots" if row.uplink_bytes else "rule"
         series.append(Series(name, kind, [row.uplink_bytes], [_number(row.heldout_loss)]))
     return series
+
+
+def _node_series(names: Sequence[str], rounds: list[int], values: Sequence[list[float]]) -> list[Series]:
+    """Return the lines of nodes by round; of a single round a dot for each, beside each other."""
+    if len(rounds) == 1:
+        return [Series(name, "dots", [name], own) for name, own in zip(names, values, strict=True)]
+    return [Series(name, "line", rounds, own) for name, own in zip(names, values, strict=True)]
+
+
+def _node_axis(rounds: int) -> Axis:
+    return Axis("node", "band") if rounds == 1 else ROUND
 
 
 def _bars_or_lines(run: RunData) -> SeriesKind:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fpld.errors import MissingExtraError
-from fpld.report.charts import colours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,12 +52,12 @@ def draw_chart(chart: Chart, figure: Figure) -> None:
     places = _places(shown) if chart.x.scale == "band" else {}
     bars = [series for series in shown if series.kind == "bars"]
     heights: dict[float, float] = {}
-    for series, colour in zip(shown, colours([series.name for series in shown]), strict=True):
+    for series, colour in zip(shown, chart.colours, strict=True):
         x = [places.get(value, value) for value in series.x]
         if series.kind == "line":
-            axes.plot(x, series.y, "o-", color=colour, label=_plain(series.name), markersize=4)
+            axes.plot(x, series.y, "o-", color=colour, label=_plain(series.name), markersize=4, clip_on=False)
         elif series.kind == "dots":
-            axes.plot(x, series.y, "D", color=colour, label=_plain(series.name))
+            axes.plot(x, series.y, "o", color=colour, label=_plain(series.name), clip_on=False)
         elif series.kind == "rule":
             axes.axhline(series.y[0], color=colour, linestyle="--", label=_plain(series.name))
         elif series.kind == "band":

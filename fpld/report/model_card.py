@@ -117,12 +117,12 @@ def _data(run: RunData) -> dict[str, Any]:
 
 
 def _nodes(run: RunData) -> list[dict[str, Any]]:
-    limits = [_limit(table) for table in run.node_settings]
+    limits = [_limit(table, run) for table in run.node_settings]
     return [
         {
             "node": row["node"],
             "limit": limit,
-            "bits sent": row["bits_mean"],
+            run.bits_unit: row["bits_mean"],
             "bytes sent": row["bytes"],
             "rounds": row["rounds_answered"],
             "held-out loss": row["heldout_loss"],
@@ -131,9 +131,9 @@ def _nodes(run: RunData) -> list[dict[str, Any]]:
     ]
 
 
-def _limit(node: Mapping[str, Any]) -> str:
+def _limit(node: Mapping[str, Any], run: RunData) -> str:
     if "bits" in node:
-        return f"{node['bits']:g} bits"
+        return f"{run.in_bits_unit(node['bits']):g} {run.bits_unit}"
     if "context_bits" in node:
         return f"{node['context_bits']:g} bits per context"
     return show_rate(parse_rate(node["uplink"])) if "uplink" in node else "none"

@@ -16,6 +16,7 @@ from fpld import __version__
 from fpld.errors import MissingExtraError
 from fpld.report import tables
 from fpld.report.charts import comparison_charts, run_charts
+from fpld.units import show_duration, show_time
 from fpld.validation import visible
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def run_section(run: RunData, key: str) -> str:
         run=run,
         id=key,
         tiles=tables.summary_tiles(run),
+        left_out=tables.left_out(run),
         charts=run_charts(run),
         nodes=tables.drop_empty_columns(tables.node_rows(run)),
         privacy=[row.model_dump() for row in run.privacy],
@@ -51,7 +53,7 @@ def run_section(run: RunData, key: str) -> str:
         incidents=tables.incident_rows(run),
         results=tables.result_rows([run]),
         rounds=tables.drop_empty_columns(tables.round_rows(run)),
-        allocation=tables.drop_empty_columns(tables.allocation_rows(run)),
+        allocation=tables.drop_empty_columns(tables.shown_allocation_rows(run)),
     )  # fmt: skip
 
 
@@ -87,7 +89,9 @@ def template_environment() -> Environment:
     env = Environment(
         loader=PackageLoader("fpld.report"), autoescape=True, undefined=StrictUndefined, finalize=_visible
     )
-    env.filters.update(cell=_cell, attributes=_attributes, heading=_heading, numeric=_numeric)
+    env.filters.update(
+        cell=_cell, attributes=_attributes, heading=_heading, numeric=_numeric, duration=show_duration, time=show_time
+    )
     return env
 
 

@@ -65,6 +65,11 @@ class _PreparedFile(_FileRecord):
     documents: dict[str, int] = {}
 
 
+class _ProbeFile(_FileRecord):
+    vocab: int | None = Field(default=None, ge=2, le=2**31)
+    symbols: list[str] = []  # of labels over strings
+
+
 class TextUsed(_FileRecord):
     """A row of `texts.json`: how much of a text was used, as `fpld.data.TextUse` says it."""
 
@@ -194,8 +199,9 @@ class RunData:
 
     `trace` holds the closed rounds, `progress` the open one and `loops` what is being computed. `curves` are keyed by
     method, model and kind of training. `started` is when the configuration was written and `modified` the last write,
-    in seconds since the epoch. `documents` counts the private documents of each node, where the run knows them, and
-    `texts` how much of each text was used.
+    in seconds since the epoch, and `heartbeat` the last one. `vocab` is the number of logits of a context, if the probe
+    set says it. `documents` counts the private documents of each node, where the run knows them, and `texts` how much
+    of each text was used.
     """
 
     name: str
@@ -207,7 +213,9 @@ class RunData:
     state: RunState
     started: float = 0.0
     modified: float = 0.0
+    heartbeat: float = 0.0
     student_bytes: int = 0
+    vocab: int | None = None
     documents: dict[str, int] = field(default_factory=dict)
     texts: list[TextUse] = field(default_factory=list)
     curves: dict[tuple[str, str, str], list[CurvePoint]] = field(default_factory=dict)
@@ -254,6 +262,21 @@ class RunData:
         """Return whether the run wrote its result."""
         return bool(self.results)
 
+    @property
+    def bits_unit(self) -> str:
+        """Return the unit in which pages show bits."""
+        if self._sends_updates:
+            return "bits per weight"
+        return "bits per coordinate" if self.vocab is None else "bits per context"
+
+    def in_bits_unit(self, bits: float) -> float:
+        """Return bits per coordinate, as the trace has them, in the unit of `bits_unit`."""
+        return bits if self._sends_updates or self.vocab is None else bits * self.vocab
+
+    @property
+    def _sends_updates(self) -> bool:
+        return bool(self.section("send").get("updates"))
+
     def activity(self, node: str) -> str:
         """Return what a node computes in the open round, where its loops are reported; else that it has not replied."""
         current = self.progress.round if self.progress else 0
@@ -294,6 +317,8 @@ def read_run_data(folder: Path, name: str | None = None) -> RunData:
         state=run_state(folder),
         started=(folder / files.CONFIG).stat().st_mtime,
         modified=last_modified(folder),
+        heartbeat=_modified(folder / files.HEARTBEAT),
+        vocab=_read_vocab(folder / files.PROBE),
         student_bytes=(folder / files.STUDENT).stat().st_size if is_regular_file(folder / files.STUDENT) else 0,
         documents={} if prepared is None else prepared.documents,
         texts=[row.use for row in _read_json(folder / files.TEXTS, list[TextUsed]) or []],
@@ -391,6 +416,19 @@ def fingerprint(folder: Path) -> str:
     # The state changes without a write when the heartbeat ends.
     digest.update(run_state(folder).name.encode())
     return digest.hexdigest()[:16]
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime if is_regular_file(path) else 0.0
+
+
+def _read_vocab(path: Path) -> int | None:
+    """Return the logits of a context from a probe set; None if it is not there, or does not say them."""
+    try:
+        probe = _ProbeFile.model_validate_json(_read_text_or_nothing(path))
+    except ValidationError:
+        return None
+    return probe.vocab or len(probe.symbols) or None
 
 
 def _read_curves(folder: Path) -> dict[tuple[str, str, str], list[CurvePoint]]:

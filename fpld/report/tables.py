@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fpld.errors import InputError
 from fpld.federation.record import entry_of, node_rounds, round_row
 from fpld.storage.files import flat_keys, parse_toml_tables
-from fpld.units import show_size
+from fpld.units import show_duration, show_size, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 PERCENT = ("share", "used")
 """Columns that are shares, shown as percent."""
+_BITS = ("bits_allotted", "bits_sent")
 RISES = "rises"
 """The trend of a node's loss that pages mark."""
 _MIN_TREND_NATS = 0.005  # a smaller change of the loss is noise
@@ -25,15 +25,17 @@ _MIN_TREND_NATS = 0.005  # a smaller change of the loss is noise
 
 def summary_tiles(run: RunData) -> dict[str, str]:
     """Return the summary of a run: label and value."""
-    tiles = {"begun": f"{datetime.fromtimestamp(run.started, UTC):%Y-%m-%d %H:%M} UTC"} if run.started else {}
-    tiles["duration"] = _show_duration(run.modified - run.started)
+    tiles = {"begun": show_time(run.started)} if run.started else {}
+    if run.state.alive:
+        if run.heartbeat:
+            tiles["last heartbeat"] = show_time(run.heartbeat)
+    elif run.modified:
+        tiles["ended"] = show_time(run.modified)
+    tiles["duration"] = show_duration(run.modified - run.started)
     if run.student_bytes:
         tiles["student"] = show_size(run.student_bytes)
     if run.documents:
         tiles["private documents"] = f"{sum(run.documents.values()):,}"
-    left_out = "; ".join(use.left_out for use in run.texts if use.left_out)
-    if left_out:
-        tiles["not all text was used"] = left_out
     privacy = run.section("privacy")
     if privacy:
         tiles["guarantee of each node"] = f"epsilon {privacy.get('epsilon')} for a {privacy.get('unit', 'document')}"
@@ -53,10 +55,9 @@ def summary_tiles(run: RunData) -> dict[str, str]:
     return tiles
 
 
-def _show_duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def left_out(run: RunData) -> str:
+    """Return how much of which texts was not used, as one line; empty if all was."""
+    return "; ".join(use.left_out for use in run.texts if use.left_out)
 
 
 def drop_empty_columns(rows: list[Row]) -> list[Row]:
@@ -88,7 +89,10 @@ def round_rows(run: RunData) -> list[Row]:
 
 
 def node_rows(run: RunData) -> list[Row]:
-    """Return what each node contributed: rounds, bits, bytes and its share of them, weight, loss on its text."""
+    """Return what each node contributed: rounds, bits, bytes and its share of them, weight, loss on its text.
+
+    Bits are in the run's `bits_unit`.
+    """
     total = sum(run.uplink_bytes[-1:]) or 1
     own_losses = {row.node: row for row in run.own_losses}
     last = run.trace[-1] if run.trace else None
@@ -107,8 +111,8 @@ def node_rows(run: RunData) -> list[Row]:
                 **({"documents": run.documents.get(name)} if run.documents else {}),
                 **({"held_out": heldout.get(name)} if heldout else {}),
                 "rounds_answered": len(answered),
-                "bits_mean": _mean(bits),
-                "allotted_mean": _mean(allotted),
+                "bits_mean": _mean([run.in_bits_unit(each) for each in bits]),
+                "allotted_mean": _mean([run.in_bits_unit(each) for each in allotted]),
                 "used": sum(bits) / sum(allotted) if bits and sum(allotted) else None,
                 "bytes": sent,
                 "share": sent / total,
@@ -144,8 +148,19 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def allocation_rows(run: RunData) -> list[Row]:
-    """Return one flat row for each node and round: bits allotted and sent, bytes, weight, loss, seconds."""
+    """Return one flat row for each node and round: bits allotted and sent, bytes, weight, loss, seconds.
+
+    These are the trace's numbers: bits are per coordinate.
+    """
     return [row for record in run.trace for row in node_rounds(record, run.nodes)]
+
+
+def shown_allocation_rows(run: RunData) -> list[Row]:
+    """Return the rows of `allocation_rows` with bits in the run's `bits_unit`."""
+    return [
+        {name: run.in_bits_unit(value) if name in _BITS and value is not None else value for name, value in row.items()}
+        for row in allocation_rows(run)
+    ]
 
 
 def continuation_rows(run: RunData) -> list[Row]:

@@ -82,5 +82,5 @@ def test_what_is_infeasible_says_what_would_do() -> None:
         thin.feasible()
     assert Uplinks(thin.nodes, 1000, 100, 141.1, "uniform", OVERHEAD_BYTES).feasible().caps[0] >= 140
     assert Uplinks(thin.nodes, 420, 100, 60.0, "uniform", OVERHEAD_BYTES).feasible().caps[0] >= 140
-    with pytest.raises(BudgetError, match=r"node 'near' may send 0.5 bits .* needs 1.4: raise its bits"):
+    with pytest.raises(BudgetError, match=r"node 'near' may send 50 bits per context .* needs 140: raise its con"):
         Uplinks([Sender("near", cap=50.0)], 1000, 100, None, "uniform", OVERHEAD_BYTES).feasible()

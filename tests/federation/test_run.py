@@ -189,7 +189,7 @@ def test_resume_goes_on_and_a_finished_run_stays(
         ([("contexts = 480", "contexts = 9999999")], "fewer than probe.contexts = 9,999,999: give m"),
         (
             [("bits = 1.5", "bits = 0.005")],
-            "'north' may send 0.005 bits per coordinate a round, the codec 'samples' needs",
+            "'north' may send 1.28 bits per context a round, the codec 'samples' needs",
         ),
         ([("bits = 1.5", "")], "nodes[0]: needs one of bits, context_bits and uplink"),
         ([("bits = 1.5", 'uplink = "9 parsec"')], "nodes[0].uplink: must be a rate such as '64 kbit/s'"),

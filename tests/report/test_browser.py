@@ -105,6 +105,15 @@ def test_the_report_opens_alone(watched: Watched, finished: Path, tmp_path: Path
     assert len(bars(page, "Bits by node and round")) == 6  # two rounds of three nodes
     assert watched.complaints == []
     assert watched.requests == [url]
+    # Every dot of a line is whole: beside the axes, and within the figure.
+    edges = page.locator("figure.chart svg [aria-label=dot] circle").evaluate_all(
+        """all => all.map(dot => {
+          const at = dot.getBoundingClientRect(), box = dot.ownerSVGElement.getBoundingClientRect();
+          return Math.min(at.left - box.left - 56, box.right - at.right, at.top - box.top, box.bottom - 38 - at.bottom);
+        })"""
+    )
+    assert len(edges) > 6
+    assert min(edges) > 0
 
     table = page.locator("table[id$=-results]")
     table.get_by_role("button", name="heldout loss").click()
@@ -161,7 +170,7 @@ def test_the_plan_opens_alone(watched: Watched, tmp_path: Path) -> None:
     links = ["--links", "2Mbit/s,256kbit/s", "--clips", "4,8", "--names", f"city,{EVIL}"]
     assert main(["plan", *links, *sizes, "--total", "9", "--out", str(file), "--json"]) == 0
     watched.page.goto(file.as_uri())
-    assert len(bars(watched.page, "Bits for each site")) == 6
+    assert len(bars(watched.page, "Bits for each node")) == 6
     expect(watched.page.locator("td", has_text=EVIL).first).to_be_visible()
     assert watched.complaints == []
     assert watched.requests == [file.as_uri()]
@@ -234,7 +243,7 @@ def test_a_slider_changes_the_bars(watched: Watched, finished: Path) -> None:
         promised = page.locator("#plan .tiles b").last
         assert page.get_by_role("slider", name="deadline").count() == 0  # no node of this run has a link
         for label, key in (("total, of what", "PageDown"), ("north", "ArrowUp")):
-            before = bars(page, "Bits for each site")
+            before = bars(page, "Bits for each node")
             loss = promised.inner_text()
             assert before  # a bar for each site and policy; policies that share it out alike are not drawn twice
             assert len(before) % 3 == 0
@@ -246,7 +255,7 @@ def test_a_slider_changes_the_bars(watched: Watched, finished: Path) -> None:
             assert slider.input_value() != value
             expect(promised).not_to_have_text(loss, timeout=PATIENCE)
             deadline = time.monotonic() + PATIENCE / 1000
-            while bars(page, "Bits for each site") == before:
+            while bars(page, "Bits for each node") == before:
                 assert time.monotonic() < deadline
     assert [text for text in watched.complaints if "ERR_CONNECTION" not in text] == []
 

@@ -17,10 +17,18 @@ import pytest
 
 import fpld.report
 from fpld.cli import main
-from fpld.report.charts import COLOURS, bandwidth_by_round, comparison_charts, run_charts
+from fpld.report.charts import COLOURS, bandwidth_by_round, colours, comparison_charts, run_charts
 from fpld.report.page import SCRIPTS, asset, report_page
-from fpld.report.run import find_runs, read_run_data
-from fpld.report.tables import continuation_rows, difference_rows, node_rows
+from fpld.report.run import RunState, find_runs, read_run_data
+from fpld.report.tables import (
+    allocation_rows,
+    continuation_rows,
+    difference_rows,
+    node_rows,
+    shown_allocation_rows,
+    summary_tiles,
+)
+from fpld.units import show_time
 from tests.report.conftest import EVIL, EVIL_PATH, EVIL_SCRIPT
 
 
@@ -284,4 +292,54 @@ def test_the_report_shows_what_students_wrote_and_who_was_at_work(finished: Path
     assert all(work and answer and 0 < work <= answer for work, answer in times)
     assert {"seconds_to_answer", "seconds_at_work"} <= node_rows(run)[0].keys()
     bits = next(chart for chart in run_charts(run) if chart.name == "bits-by-node")
-    assert bits.series[0].limit == [line.bits_allotted[0] for line in run.trace]
+    assert bits.series[0].limit == [256 * line.bits_allotted[0] for line in run.trace]
+    assert bits.y.label == "bits per context"
+
+
+def test_a_node_has_the_same_colour_in_all_figures(finished: Path) -> None:
+    run = read_run_data(finished)
+    colours_of: dict[str, set[str]] = {}
+    for chart in run_charts(run):
+        for series, colour in zip(chart.series, chart.colours, strict=True):
+            colours_of.setdefault(series.name, set()).add(colour)
+        assert len(set(chart.colours)) == len(chart.series), chart.name
+    assert all(len(colours_of[name]) == 1 for name in run.nodes)
+    of_nodes = set[str]().union(*(colours_of[name] for name in run.nodes))
+    others = set[str]().union(*(each for name, each in colours_of.items() if name not in run.nodes))
+    assert not of_nodes & others
+    assert len(of_nodes) == len(run.nodes)
+    many = [f"node {i}" for i in range(20)]
+    assert len(set(colours(["fpld", "fedavg", "feddf"], many))) == 3
+
+
+def test_one_round_has_no_curve_of_one_point(finished: Path) -> None:
+    run = read_run_data(finished)
+    names = [chart.name for chart in run_charts(replace(run, trace=run.trace[:1]))]
+    assert names[:3] == ["loss-by-bytes", "training-by-step", "distillation-by-step"]
+    assert not {"distillation-by-round"} & set(names)
+    for chart in run_charts(replace(run, trace=run.trace[:1])):
+        assert all(len(series.x) > 1 for series in chart.shown() if series.kind == "line"), chart.name
+    assert [chart.name for chart in comparison_charts([replace(run, trace=run.trace[:1])])] == ["loss-by-bytes"]
+
+
+def test_bits_are_per_context_on_pages_and_per_coordinate_in_the_trace(finished: Path) -> None:
+    run = read_run_data(finished)
+    (first, *_) = node_rows(run)
+    assert first["allotted_mean"] == pytest.approx(256 * run.trace[0].bits_allotted[0])
+    assert shown_allocation_rows(run)[0]["bits_allotted"] == first["allotted_mean"]
+    assert allocation_rows(run)[0]["bits_allotted"] == run.trace[0].bits_allotted[0]
+    assert "bits per coordinate" not in report_page([run]).lower()
+    # A folder without a probe set does not say how many logits a context has.
+    unknown = replace(run, vocab=None)
+    assert node_rows(unknown)[0]["allotted_mean"] == run.trace[0].bits_allotted[0]
+    assert unknown.bits_unit == "bits per coordinate"
+
+
+def test_times_are_dates_and_durations(finished: Path) -> None:
+    run = replace(read_run_data(finished), started=1_700_000_000.0, modified=1_700_000_000.0 + 7500, heartbeat=1.7e9)
+    tiles = summary_tiles(run)
+    assert tiles["duration"] == "2 h 5 min"
+    assert re.fullmatch(r"2023-11-1[45] \d\d:\d\d \S+", tiles["begun"])
+    assert tiles["ended"] == show_time(run.modified)
+    assert "last heartbeat" not in tiles
+    assert "last heartbeat" in summary_tiles(replace(run, state=RunState("running")))

@@ -68,7 +68,7 @@ const fpldCharts = (() => {
         marks.push(Plot.lineY(rows, { x: "x", y: "y", stroke, strokeWidth: 2 }));
         marks.push(Plot.dot(rows, { x: "x", y: "y", fill: stroke, r: rows.length > 12 ? 2 : 3.5, title, tip: true }));
       }
-      if (series.kind === "dots") marks.push(Plot.dot(rows, { x: "x", y: "y", fill: stroke, r: 5.5, symbol: "diamond2", title, tip: true }));
+      if (series.kind === "dots") marks.push(Plot.dot(rows, { x: "x", y: "y", fill: stroke, r: 5, title, tip: true }));
       if (series.kind === "rule") marks.push(Plot.ruleY(rows.slice(0, 1), { y: "y", stroke, strokeDasharray: "5 4", title: (d) => `${d.series}: ${exact(d.y)}`, tip: true }));
     }
     const bars = spec.series.filter((series) => series.kind === "bars").flatMap(rowsOf);
@@ -86,6 +86,7 @@ const fpldCharts = (() => {
       ...(grouped ? { fx: { ...across, padding: 0.15 }, x: { axis: null, domain: names } }
         : { x: band ? { ...across, type: stack.length ? "band" : "point" } : { ...across, type: spec.x.scale, ticks: spec.x.scale === "log" ? logTicks(values("x"), 4) : 5 } }),
       y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", zero: new Set(values("y")).size === 1 && spec.y.scale !== "log", tickFormat: write[spec.y.unit], ...(spec.y.scale === "log" ? { ticks: logTicks([...values("y"), ...values("low")], 4) } : {}) },
+      inset: bars.length || stack.length ? 0 : 8, // points at a corner are whole, and beside the axes
       color: { legend: false },
       marks,
     });

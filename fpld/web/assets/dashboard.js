@@ -7,11 +7,26 @@
   const filter = document.getElementById("filter"), sort = document.getElementById("sort");
   let chosen = address().name, stamp = null, planning = false, known = "";
 
+  // A duration in hours, minutes and seconds.
+  function duration(seconds) {
+    const [hours, minutes, rest] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, Math.round(seconds % 60) % 60];
+    return hours ? `${hours} h ${minutes} min` : minutes ? `${minutes} min ${rest} s` : `${rest} s`;
+  }
+
+  // Times are the reader's: their date, if it is not today's, and the time of day.
+  function times(root) {
+    for (const element of root.querySelectorAll("[data-time]")) {
+      const time = new Date(1000 * Number(element.dataset.time));
+      const today = time.toDateString() === new Date().toDateString();
+      element.textContent = today ? time.toLocaleTimeString() : time.toLocaleString();
+    }
+  }
+
   function ages(root) {
     for (const span of root.querySelectorAll("[data-since]")) {
       const seconds = Math.max(0, Date.now() / 1000 - Number(span.dataset.since));
       const plain = "plain" in span.dataset; // in a column of seconds
-      span.textContent = plain ? Math.round(seconds) : seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
+      span.textContent = plain ? Math.round(seconds) : duration(Math.round(seconds));
     }
   }
 
@@ -103,6 +118,7 @@
     if (name !== chosen || run.stamp === stamp || run.error) return;
     stamp = run.stamp;
     now.innerHTML = run.live; // made by the server's templates, which escape
+    times(now);
     if (body.dataset.html !== run.body) { // who has answered changes often, figures only with a round
       const said = (details) => details.querySelector("summary").textContent; // a round may bring new ones
       const open = new Set([...body.querySelectorAll("details[open]")].map(said));
