@@ -38,6 +38,8 @@ LABELS = {
     "ensemble": "mixture of the nodes' models",
 }
 
+OURS = ("fpld", "updates")
+
 
 def run(preset: str, folder: Path, seed: int, overrides: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a run, continued or read if the folder has one."""
@@ -77,16 +79,16 @@ def draw(rows: Sequence[Row], figure: Figure) -> None:
     axes = figure.subplots()
     for kind, label in LABELS.items():
         own = [row for row in rows if row["method"].split(",")[0] == kind]
-        style = (
-            {"ls": ":", "color": "gray"} if kind == "ensemble" else {"ls": "-" if kind in ("fpld", "updates") else "--"}
-        )
-        if own and kind != "base":
-            axes.plot(
-                [row["steps"] for row in own], [row["heldout_loss"] for row in own], marker="o", label=label, **style
-            )
+        if not own or kind == "base":
+            continue
+        counts, losses = zip(*((row["steps"], row["heldout_loss"]) for row in own), strict=True)
+        if kind == "ensemble":
+            axes.plot(counts, losses, marker="o", label=label, linestyle=":", color="gray")
+        else:
+            axes.plot(counts, losses, marker="o", label=label, linestyle="-" if kind in OURS else "--")
     axes.set_xscale("log")
-    counts = sorted({row["steps"] for row in rows})
-    axes.set_xticks(counts, [f"{count:,}" for count in counts])
+    ticks = sorted({row["steps"] for row in rows})
+    axes.set_xticks(ticks, [f"{count:,}" for count in ticks])
     axes.minorticks_off()
     axes.set_xlabel("local steps of a node")
     axes.set_ylabel("held-out loss (nats per token)")

@@ -21,10 +21,12 @@ Where the aggregator knows the public text, there is a view for what is in few c
              group counts. Honest nodes that differ are as far off as `group_tolerance` in some group of many
 
 In each view a node's distance to the nodes' geometric median is compared with the median node's. The excess over
-`tolerance` times that multiplies the node's trust by exp(-eta * excess), as ExpGuard does
+`tolerance` times that, or `context_tolerance` times context by context, multiplies the node's trust by
+exp(-eta * excess), as ExpGuard does
 (Roux, Zimmer and Pokutta, *On the Byzantine-resilience of distillation-based federated learning*, arXiv 2402.12265).
 Trust is kept over rounds, never grows, and is a node's weight in the mixture. Losing an honest node costs a student
-much less than trusting an attacker, so `tolerance` is small.
+much less than trusting an attacker, so both are small. Context by context honest nodes are nearly equally far from the
+median, whatever their texts, and an attacker does harm in proportion to its distance: less is allowed there.
 """
 
 from __future__ import annotations
@@ -55,11 +57,13 @@ class Guarded:
 
     eta: float = 4.0
     tolerance: float = 1.5
+    context_tolerance: float = 1.25
     group_tolerance: float = 5.0
 
     def __post_init__(self) -> None:
         validation.real("eta", self.eta, above=0.0)
         validation.real("tolerance", self.tolerance, least=1.0)
+        validation.real("context_tolerance", self.context_tolerance, least=1.0)
         validation.real("group_tolerance", self.group_tolerance, least=1.0)
 
     def trust(self, audit: Audit, before: Floats | None = None) -> Floats:
@@ -69,9 +73,9 @@ class Guarded:
         >>> GUARDED.trust(Audit(labels @ labels.T, np.zeros((4, 4)))).round(2).tolist()
         [1.0, 1.0, 1.0, 0.0]
         """
-        views = [self._excess(audit.each, self.tolerance), self._excess(audit.whole, self.tolerance)]
+        views = [self._excess(audit.each, self.context_tolerance), self._excess(audit.whole, self.tolerance)]
         if audit.relative is not None:
-            views.append(self._excess(audit.relative.each, self.tolerance, audit.relative.each_errors))
+            views.append(self._excess(audit.relative.each, self.context_tolerance, audit.relative.each_errors))
             views.append(self._excess(audit.relative.whole, self.tolerance, audit.relative.whole_errors))
         if audit.masses is not None:
             beyond = audit.masses.squares - 2 * _SURE_ERRORS * audit.masses.errors

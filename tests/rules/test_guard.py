@@ -315,11 +315,22 @@ def test_trust_is_lost_round_by_round_and_never_comes_back() -> None:
     assert GUARDED.trust(calm, twice) == pytest.approx(twice)
 
 
+@pytest.mark.parametrize(("distance", "each", "whole"), [(1.2, True, True), (1.4, False, True), (1.6, False, False)])
+def test_less_is_allowed_context_by_context_than_in_the_mean(distance: float, each: bool, whole: bool) -> None:
+    points = np.concatenate([np.eye(7, 8), distance * np.eye(1, 8, 7)])
+    gram = points @ points.T
+    equal = np.zeros((8, 8))
+    assert (GUARDED.trust(Audit(gram, equal))[7] == 1) == each
+    assert (GUARDED.trust(Audit(equal, gram))[7] == 1) == whole
+
+
 def test_parameters_of_the_guard_are_checked() -> None:
     with pytest.raises(InputError, match="eta must be"):
         Guarded(eta=0.0)
     with pytest.raises(InputError, match="tolerance must be"):
         Guarded(tolerance=0.5)
+    with pytest.raises(InputError, match="context_tolerance must be"):
+        Guarded(context_tolerance=0.5)
     with pytest.raises(InputError, match="group_tolerance must be"):
         Guarded(group_tolerance=0.5)
 
