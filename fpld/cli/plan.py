@@ -41,6 +41,9 @@ by side, without training. Examples:
 """
 
 
+_BYTES_PER_WEIGHT = 4
+
+
 def _configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG", help="a TOML file, a preset or a run's folder")
@@ -124,7 +127,7 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
                 for kind, part in zip(("sites", "policies", "labels"), parts, strict=True) for row in part]  # fmt: skip
         output.result("plan", rows)
     for (name, sites, policies, labels), plan in zip(tables, plans.values(), strict=True):
-        output.table(shown_rows(sites, plan), title=f"{name}: bits per context of each node")
+        output.table(shown_rows(sites, plan), title=f"{name}: bits per {plan.inputs.bit_unit} of each node")
         output.table(
             shown_rows(policies, plan),
             title=f"{name}: what {plan.policy} and other policies send and cost at the same total",
@@ -199,7 +202,18 @@ def _source(arguments: argparse.Namespace) -> PlanSource | None:
         return None
     from fpld.planner.inputs import read_plan_source
 
-    return read_plan_source(arguments.config, contexts=arguments.contexts, vocab=arguments.vocab)
+    student = _student_bytes(arguments)
+    weights = None if student is None else round(student / _BYTES_PER_WEIGHT)
+    sizes = {"contexts": arguments.contexts, "vocab": arguments.vocab, "weights": weights}
+    return read_plan_source(arguments.config, **sizes)
+
+
+def _student_bytes(arguments: argparse.Namespace) -> float | None:
+    if arguments.student is None:
+        return None
+    if len(arguments.student) != 1 or not arguments.student[0].in_bytes:
+        raise InputError("--student must be one size in bytes, such as 4.3MB")
+    return float(arguments.student[0].value)
 
 
 def _inputs(arguments: argparse.Namespace, source: PlanSource | None) -> PlanInputs:
@@ -209,9 +223,7 @@ def _inputs(arguments: argparse.Namespace, source: PlanSource | None) -> PlanInp
     }
     changes = {name: value for name, value in changes.items() if value is not None} | {"channel": arguments.channel}
     if arguments.student is not None:
-        if len(arguments.student) != 1 or not arguments.student[0].in_bytes:
-            raise InputError("--student must be one size in bytes, such as 4.3MB")
-        changes["student"] = arguments.student[0].value
+        changes["student"] = _student_bytes(arguments)
     if source is None:
         for name in ("contexts", "vocab"):
             if name not in changes:
@@ -282,6 +294,7 @@ def _answers(arguments: argparse.Namespace, inputs: PlanInputs, source: PlanSour
             raise InputError(f"--total must be one number or size, got {len(arguments.total)}")
         overhead = len(inputs.sites) * inputs.uplinks.overhead
         total = arguments.total[0].per_context(inputs.all_contexts, inputs.vocab, overhead)
+        total *= inputs.all_contexts / inputs.units  # where nodes send updates, bits are per weight
     return {"plan": api.plan(inputs, policy=arguments.policy, total=total)}
 
 

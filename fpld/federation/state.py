@@ -23,7 +23,7 @@ from fpld import students
 from fpld.budget.limits import Uplinks, senders
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.codecs.prior import FINE_GRID, coarse_grid
-from fpld.codecs.updates import affordable_bits, update_bytes
+from fpld.codecs.updates import update_bytes
 from fpld.data import load_tokenizer
 from fpld.data.label_space import TokenStrings, space_digest
 from fpld.data.places import PlaceProbe, round_probe
@@ -32,7 +32,7 @@ from fpld.federation.record import MEANS, RoundRecord
 from fpld.node.labels import ProbeFiles
 from fpld.node.spec import base_file, tokenizer_number
 from fpld.protocol.aggregator import AggregatorState, Settings, blank_state
-from fpld.protocol.updates import UPDATES, count_weights, payload_bits
+from fpld.protocol.updates import UPDATES, count_weights, payload_bits, update_limits
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.protocol.written import least_bits
 from fpld.seeds import derive_key, derive_seed
@@ -226,23 +226,21 @@ def update_budget(config: Config, *, weights: int, contexts: int, vocab: int) ->
     """
     asked = config.update_bits or 1.0
     nodes = senders(config.nodes, vocab)
-    limits = Uplinks(nodes, contexts, vocab, config.budget.deadline, None, OVERHEAD_BYTES).limits()
+    uplinks = Uplinks(nodes, contexts, vocab, config.budget.deadline, None, OVERHEAD_BYTES)
+    limits = update_limits(uplinks, weights, asked)
+    caps = limits.caps
     least = payload_bits(weights, 1)
-    caps = []
-    for index, (node, cap) in enumerate(zip(config.nodes, limits.caps, strict=True)):
-        capacity = math.floor(min(cap * contexts / 8, update_bytes(weights, asked)))
-        bits = affordable_bits(weights, capacity, asked)
-        if bits < 1:
+    for index, (node, cap) in enumerate(zip(config.nodes, caps.tolist(), strict=True)):
+        if cap < least:
             limit = next(name for name in ("bits", "context_bits", "uplink") if getattr(node, name) is not None)
             raise BudgetError(
-                f"nodes[{index}].{limit}: {node.name!r} may send {capacity} bytes a round, an update of {weights} "
-                f"weights takes at least {update_bytes(weights, 1)}"
+                f"nodes[{index}].{limit}: {node.name!r} may send {weights * cap / 8:.0f} bytes a round, an update of "
+                f"{weights} weights takes at least {update_bytes(weights, 1)}"
             )
-        caps.append(payload_bits(weights, bits))
     labels_total = config.budget.bits(vocab)
     total = None
     if labels_total is not None:
-        total = min(labels_total * contexts / weights, sum(caps))
+        total = min(labels_total * contexts / weights, float(caps.sum()))
         if total < least * len(caps):
             key = "total" if config.budget.context_total is None else "context_total"
             raise BudgetError(
@@ -250,8 +248,8 @@ def update_budget(config: Config, *, weights: int, contexts: int, vocab: int) ->
                 f"of {weights} weights take at least {update_bytes(weights, 1)} for each of {len(caps)} nodes"
             )
     return Budget(
-        caps=np.array(caps),
-        floors=np.full(len(caps), least),
+        caps=caps,
+        floors=limits.floors,
         vocab=1,
         total=total,
         allocator=config.budget.allocator,

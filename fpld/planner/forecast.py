@@ -40,7 +40,10 @@ _UNLIMITED_BITS = 32.0  # per coordinate: noise of 2^-64 of the range
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Forecast:
-    """A plan: the bits per probe context of each site under a policy, and what follows from them."""
+    """A plan: the bits per probe context of each site under a policy, and what follows from them.
+
+    Where sites send updates, the bits are those of the payload for each weight.
+    """
 
     inputs: PlanInputs
     policy: str
@@ -49,7 +52,7 @@ class Forecast:
     @property
     def bits_per_coordinate(self) -> Floats:
         """Return the bits of each site in the configuration's unit."""
-        return self.bits / self.inputs.vocab
+        return self.bits / self.inputs.coordinates
 
     @property
     def bytes_sent(self) -> list[int]:
@@ -70,10 +73,11 @@ class Forecast:
 
     @property
     def held_by(self) -> list[str]:
-        """Return what limits each site: `link`, `cap`, `codec`, or an empty string."""
-        limits = self.inputs.uplinks.limits().most
+        """Return what limits each site: `link`, `cap`, `codec` (`updates`), or an empty string."""
+        limits = self.inputs.limits().most
+        kinds = self.inputs.limit_kinds
         reached = np.isclose(self.bits, limits.min(axis=0), rtol=1e-9)
-        return [LIMIT_KINDS[int(kind)] if at else "" for at, kind in zip(reached, limits.argmin(axis=0), strict=True)]
+        return [kinds[int(kind)] if at else "" for at, kind in zip(reached, limits.argmin(axis=0), strict=True)]
 
     @property
     def upper(self) -> theory.Upper | None:
@@ -146,6 +150,8 @@ class Forecast:
         """Return sentences on what is not forecast: the condition that fails, or the input that is missing."""
         upper = self.upper
         lower = self.lower
+        if self.inputs.updates is not None:
+            return []  # the paper's bounds are of labels
         if self.cost is None:
             return [_missing_input(self.inputs)]
         if upper is None or lower is None:
@@ -181,6 +187,8 @@ def usual_policy(inputs: PlanInputs) -> str:
     """
     if inputs.curves is not None:
         return CURVES
+    if inputs.updates is not None:
+        return "optimal"  # Theorem 5 is about any coordinates
     return usual_allocator(inputs.codec) if inputs.sparse or inputs.theory else "uniform"
 
 
@@ -206,8 +214,8 @@ def forecast(inputs: PlanInputs, policy: str | None = None, total: float | None 
         allocators.check(policy)
     caps = inputs.caps()
     floors = inputs.floors()
-    site_limits = inputs.uplinks.limits().most[:2].min(axis=0)  # of link and cap, without the codec's
-    if total is None and not np.isfinite(site_limits).all():
+    site_limits = inputs.limits().most[:2].min(axis=0)  # of link and cap, without the codec's
+    if total is None and inputs.updates is None and not np.isfinite(site_limits).all():
         unbounded = inputs.sites[int((~np.isfinite(site_limits)).argmax())].name
         raise InputError(f"total must be given, or a limit for every node: {unbounded!r} has no link with a deadline")
     if total is not None:
@@ -219,7 +227,7 @@ def forecast(inputs: PlanInputs, policy: str | None = None, total: float | None 
             )
     if policy == CURVES:
         return Forecast(inputs, policy, caps if total is None else _by_curves(inputs, total))
-    budget = Budget(caps, floors, inputs.vocab, total, policy, inputs.weights)
+    budget = Budget(caps, floors, inputs.coordinates, total, policy, inputs.weights)
     return Forecast(inputs, policy, budget.bits(1))
 
 
@@ -284,9 +292,9 @@ def _guaranteed(plan: Forecast) -> float:
     """Return the upper bound; infinite where it does not hold."""
     upper = plan.upper
     if not plan.inputs.theory:
+        what = f"the codec {plan.inputs.codec!r}" if plan.inputs.updates is None else "updates"
         raise InputError(
-            f"a target is of the paper's bound, which is not about the codec {plan.inputs.codec!r}: give a total, and "
-            "see what it costs"
+            f"a target is of the paper's bound, which is not about {what}: give a total, and see what it costs"
         )
     if upper is None:
         raise InputError("a target needs clip levels or weights, or a finished run to plan from")
@@ -331,8 +339,10 @@ def _bisect(good: Callable[[float], bool], low: float, high: float) -> float:
 def _between(inputs: PlanInputs, least: float, most: float) -> str:
     if not math.isfinite(most):
         return f"at least {_size(inputs, least)}"
-    return f"from {_size(inputs, least)} (what the codec needs) to {_size(inputs, most)} (what the nodes may send)"
+    needs = "the codec needs" if inputs.updates is None else "one bit per weight needs"
+    return f"from {_size(inputs, least)} (what {needs}) to {_size(inputs, most)} (what the nodes may send)"
 
 
 def _size(inputs: PlanInputs, total: float) -> str:
-    return f"{total / inputs.vocab:.4g} bits per coordinate ({show_size(total * inputs.all_contexts / 8)} a round)"
+    of_one = "context" if inputs.updates is None else inputs.bit_unit
+    return f"{total:,.6g} bits per {of_one} ({show_size(total * inputs.units / 8)} a round)"

@@ -20,19 +20,25 @@ from tomlkit.exceptions import TOMLKitError
 from fpld import config as configuration
 from fpld import validation
 from fpld.budget.estimators import distortion_weights, label_weights
-from fpld.budget.limits import Uplinks, senders
+from fpld.budget.limits import LIMIT_KINDS, Limits, Uplinks, senders
 from fpld.budget.policy import ROOM
 from fpld.codecs.uniform.layout import make_layout
-from fpld.errors import InputError
+from fpld.codecs.updates import affordable_bits, update_bytes
+from fpld.data.places import load_probe
+from fpld.errors import BudgetError, InputError
+from fpld.node.spec import base_file
 from fpld.paper.quantize import paper_bits, wire_quantizer
 from fpld.planner.forecast import Forecast
+from fpld.planner.scale import MODELS, read_shape
 from fpld.protocol.shared_prior import estimate_notes_bytes
+from fpld.protocol.updates import count_weights, update_limits
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.protocol.written import least_bits
 from fpld.registry import codecs
 from fpld.report.run import read_run_data
-from fpld.storage.files import read_json
 from fpld.storage.run_folder import CONFIG, PROBE
+from fpld.students import read_state
+from fpld.students.configs import HuggingFaceConfig
 from fpld.units import show_rate, show_size
 
 if TYPE_CHECKING:
@@ -41,11 +47,24 @@ if TYPE_CHECKING:
     from fpld.budget.limits import Sender
     from fpld.config import Config
     from fpld.federation.record import RoundRecord
+    from fpld.planner.scale import ModelShape
     from fpld.types import Floats
 
 Channel = Literal["wire", "paper"]
 _BYTE_VOCAB = 256
 _NEGLIGIBLE_CLIP = 1e-9  # a clip level whose noise adds nothing
+_NAMED_MODELS = {"smollm2": "smollm2-135m"}  # what a configuration calls a model, and the planner
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """What nodes send in the place of labels: updates of so many weights, in at most `bits` each."""
+
+    weights: int
+    bits: float
+
+    def __post_init__(self) -> None:
+        update_bytes(self.weights, self.bits)  # checks both
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,9 @@ class PlanInputs:
         Public probe contexts of a round, and entries of the vocabulary.
     written
         Contexts that each site's model writes in a round; a site's bits are for these too.
+    updates
+        Updates of weights that sites send in the place of labels. A site's bits are then those of its payload for each
+        weight. Its cap is still in bits per context, public and written: it is one in bytes.
     deadline
         Seconds that the uplinks of a round may take.
     samples
@@ -89,6 +111,7 @@ class PlanInputs:
     student: float | None = None
     curves: tuple[tuple[float, float], ...] | None = None
     written: int = 0
+    updates: Updates | None = None
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -110,12 +133,27 @@ class PlanInputs:
     @property
     def sparse(self) -> bool:
         """Return whether labels are sampled: their noise falls as 1/bits, and the paper's bounds do not cover them."""
-        return codecs.get(self.codec).traits.sparse
+        return self.updates is None and codecs.get(self.codec).traits.sparse
 
     @property
     def theory(self) -> bool:
-        """Return whether the paper's bounds cover the codec."""
-        return self.codec == "uniform"
+        """Return whether the paper's bounds cover what is sent."""
+        return self.updates is None and self.codec == "uniform"
+
+    @property
+    def bit_unit(self) -> str:
+        """Return what a plan's bits are for: a probe context, or a weight."""
+        return "context" if self.updates is None else "weight"
+
+    @property
+    def units(self) -> int:
+        """Return how many of them a site has in a round."""
+        return self.all_contexts if self.updates is None else self.updates.weights
+
+    @property
+    def coordinates(self) -> int:
+        """Return the coordinates of one: the vocabulary, or a weight alone."""
+        return self.vocab if self.updates is None else 1
 
     @property
     def downlink(self) -> int | None:
@@ -125,7 +163,7 @@ class PlanInputs:
     @property
     def prior_notes(self) -> int:
         """Return the bytes of a round's prior notes."""
-        if not codecs.get(self.codec).traits.prior:
+        if self.updates is not None or not codecs.get(self.codec).traits.prior:
             return 0
         return estimate_notes_bytes(self.contexts, self.vocab, coarse=self.written > 0)
 
@@ -155,21 +193,53 @@ class PlanInputs:
     @property
     def uplinks(self) -> Uplinks:
         """Return the uplinks of a round; the paper's channel has no frames and accepts any number of bits."""
+        if self.updates is not None:
+            return Uplinks(self.sites, self.all_contexts, self.vocab, self.deadline, None, OVERHEAD_BYTES)
         codec, overhead = (self.codec, OVERHEAD_BYTES) if self.channel == "wire" else (None, 0)
         text = least_bits(self.written)
         return Uplinks(self.sites, self.all_contexts, self.vocab, self.deadline, codec, overhead, text)
 
+    @property
+    def limit_kinds(self) -> tuple[str, ...]:
+        """Return what can limit a site, in the order of `limits().most`."""
+        return LIMIT_KINDS if self.updates is None else (*LIMIT_KINDS[:2], "updates")
+
+    def limits(self) -> Limits:
+        """Return the most bits of each site by each kind of limit, and the least that can be sent."""
+        if self.updates is None:
+            return self.uplinks.limits()
+        return update_limits(self.uplinks, self.updates.weights, self.updates.bits)
+
     def caps(self) -> Floats:
-        """Return the most bits per probe context of each site; raise BudgetError if one cannot reach its floor."""
-        return self.uplinks.feasible().caps
+        """Return the most bits of each site; raise BudgetError if one cannot reach its floor."""
+        if self.updates is None:
+            return self.uplinks.feasible().caps
+        limits = self.limits()
+        short = int((limits.floors - limits.caps).argmax())
+        if limits.caps[short] < limits.floors[short]:
+            weights = self.updates.weights
+            raise BudgetError(
+                f"node {self.sites[short].name!r} may send {weights * limits.caps[short] / 8:.0f} bytes a round, an "
+                f"update of {weights} weights takes at least {update_bytes(weights, 1)}"
+            )
+        return limits.caps
 
     def floors(self) -> Floats:
-        """Return the least bits per probe context that the codec works with; the paper's channel accepts any."""
-        return self.uplinks.limits().floors
+        """Return the least bits that the codec works with; the paper's channel accepts any."""
+        return self.limits().floors
+
+    def weight_bits(self, bits: Floats) -> list[float]:
+        """Return the bits of each weight in updates whose payloads, header and scales included, take so many."""
+        if self.updates is None:
+            raise InputError("nodes send labels, which have no bits per weight")
+        weights = self.updates.weights
+        return [affordable_bits(weights, math.floor(b * weights / 8), self.updates.bits) for b in bits.tolist()]
 
     def bytes_sent(self, bits: Floats) -> list[int]:
         """Return the bytes of each site in a round: the payload, and on the wire header and checksum."""
         uplinks = self.uplinks
+        if self.updates is not None:
+            return [math.floor(b * self.updates.weights / 8) + uplinks.overhead for b in bits.tolist()]
         plans = [uplinks.plan(site, float(b)) for site, b in zip(self.sites, bits, strict=True)]
         return [plan.budget_bytes + uplinks.overhead for plan in plans]
 
@@ -205,22 +275,41 @@ class PlanSource:
     note: str = ""
 
 
-def read_plan_source(place: str | Config, *, contexts: int | None = None, vocab: int | None = None) -> PlanSource:
-    """Read a configuration, its file, a preset or the folder of a run; `contexts` and `vocab` override its sizes."""
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Sizes that take the place of a configuration's: contexts, V, and the weights of the student that are sent."""
+
+    contexts: int | None = None
+    vocab: int | None = None
+    weights: int | None = None
+
+
+def read_plan_source(
+    place: str | Config, *, contexts: int | None = None, vocab: int | None = None, weights: int | None = None
+) -> PlanSource:
+    """Read a configuration, its file, a preset or the folder of a run; the sizes given override its own.
+
+    `weights` are those of the student that are sent.
+    """
+    sizes = _Sizes(contexts, vocab, weights)
     if isinstance(place, configuration.Config) or not Path(place).is_dir():
-        return _from_config(*configuration.read_config(place), contexts, vocab)
+        return _from_config(*configuration.read_config(place), sizes)
     folder = Path(place)
     if not (folder / CONFIG).is_file():
         raise InputError(f"{folder} holds no run (no config.toml): give a run's folder, a TOML file or a preset")
     config, text = configuration.read_config(folder / CONFIG)
-    if (folder / PROBE).is_file():
-        vocab = vocab or read_json(folder / PROBE, "fpld-probe-1").get("vocab")
-    source = _from_config(config, text, contexts, vocab)
+    if sizes.vocab is None and (folder / PROBE).is_file():
+        sizes = replace(sizes, vocab=load_probe(folder / PROBE).vocab)
+    if sizes.weights is None and (folder / base_file(config, None)).is_file():
+        sizes = replace(sizes, weights=count_weights(read_state(folder / base_file(config, None))))
+    source = _from_config(config, text, sizes)
     sites = len(source.inputs.sites)
     complete = [each for each in read_run_data(folder).trace if len(each.nodes) == len(each.bits_allotted) == sites]
     if not complete:
         return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
     inputs = calibrate_inputs(source.inputs, complete[-1])
+    if inputs.updates is not None:
+        return replace(source, inputs=inputs)
     if not (inputs.sparse or inputs.theory) and inputs.curves is None:
         return replace(source, inputs=inputs, note=f"{folder.name} measured no loss curves")
     what = "noise" if inputs.sparse else "clip levels" if inputs.theory else "loss curves"
@@ -236,6 +325,8 @@ def calibrate_inputs(inputs: PlanInputs, record: RoundRecord) -> PlanInputs:
     loss curves the curves. With the paper's codec, clip levels and c_p are chosen so that the bracket is the round's.
     The proportions of the levels are those of the estimated weights, else of each site's noise, else as configured.
     """
+    if inputs.updates is not None:
+        return _with_student(inputs, record)
     inputs = replace(inputs, sites=tuple(map(_with_useful_bits, inputs.sites, _context_bits(inputs, record))))
     if inputs.sparse:
         return _calibrate_labels(inputs, record)
@@ -275,6 +366,11 @@ def _calibrate_labels(inputs: PlanInputs, record: RoundRecord) -> PlanInputs:
     if len(noise) == len(inputs.sites):
         weights = label_weights(inputs.vocab * np.array(noise), inputs.vocab * np.array(record.bits_allotted))
         inputs = _with_weights(inputs, weights)
+    return _with_student(inputs, record)
+
+
+def _with_student(inputs: PlanInputs, record: RoundRecord) -> PlanInputs:
+    """Set the bytes of the student's weights to those that the round sent."""
     if not record.node_downlink_bytes:
         return inputs
     rest = replace(inputs, student=1.0).downlink or 0
@@ -299,7 +395,7 @@ def planned_configuration(source: PlanSource, plan: Forecast) -> str:
     for node, (site, bits, count, seconds) in zip(document["nodes"], forecasts, strict=True):
         for limit in ("uplink", "context_bits"):
             node.pop(limit, None)
-        node["bits"] = float(bits)
+        node["bits"] = float(bits) if plan.inputs.updates is None else _capacity_bits(plan.inputs, count)
         if site.rate is not None:
             node["bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")
         if site.clip is not None and not site.ranged:
@@ -315,9 +411,17 @@ def planned_configuration(source: PlanSource, plan: Forecast) -> str:
     return text
 
 
-def _from_config(config: Config, text: str, contexts: int | None, vocab: int | None) -> PlanSource:
-    vocab = vocab or _vocab(config)
-    contexts = contexts or config.probe.contexts
+def _capacity_bits(inputs: PlanInputs, size: int) -> float:
+    """Return the limit, in bits per coordinate of a label, of a site whose frame with an update has `size` bytes."""
+    coordinates = inputs.all_contexts * inputs.vocab
+    return math.nextafter(8 * (size - inputs.uplinks.overhead) / coordinates, math.inf)
+
+
+def _from_config(config: Config, text: str, sizes: _Sizes) -> PlanSource:
+    shape = _model_shape(config)
+    tokens = _tokens(config, shape)
+    vocab = sizes.vocab or _label_vocab(config, tokens)
+    contexts = sizes.contexts or config.probe.contexts
     sites = senders(config.nodes, vocab)
     deadline = config.budget.deadline if any(site.rate is not None for site in sites) else None
     inputs = PlanInputs(
@@ -328,24 +432,53 @@ def _from_config(config: Config, text: str, contexts: int | None, vocab: int | N
         config.run.rounds,
         codec=config.codec.name,
         stratified=config.codec.dither == "stratified",
-        student=_weights_sent(config, vocab),
-        written=config.written_contexts,
+        written=config.contexts_by_model,
     )
-    return PlanSource(config, text, inputs, config.budget.bits(vocab))
+    weights = sizes.weights or _count_weights(config, vocab if tokens is None else tokens, shape)
+    if config.combine.broadcast == "weights" and weights:
+        inputs = replace(inputs, student=config.combine.weight_bits / 8 * weights)
+    total = config.budget.bits(vocab)
+    if config.update_bits is not None:
+        if not weights:
+            raise InputError("--student must be given: how many weights the configuration's student has is not known")
+        inputs = replace(inputs, updates=Updates(weights, config.update_bits))
+        if total is not None:
+            total = min(total * inputs.all_contexts / inputs.units, float(inputs.limits().caps.sum()))
+    return PlanSource(config, text, inputs, total)
 
 
-def _weights_sent(config: Config, vocab: int) -> float | None:
-    """Return the bytes of the student's weights, if they are sent and their number is known before the run."""
-    if config.combine.broadcast != "weights":
-        return None
-    bytes_each = config.combine.weight_bits / 8
-    return bytes_each * replace(config.student.settings, vocab=vocab).parameters or None
+def _count_weights(config: Config, tokens: int, shape: ModelShape | None) -> int:
+    """Return how many weights of the student are sent; 0 if that is not known before the run."""
+    settings = config.student.settings
+    if not isinstance(settings, HuggingFaceConfig):
+        return int(replace(settings, vocab=tokens).parameters)
+    if shape is None:
+        return 0
+    return shape.adapters(settings.lora, settings.lora_layers) if settings.lora else shape.parameters
 
 
-def _vocab(config: Config) -> int:
+def _model_shape(config: Config) -> ModelShape | None:
+    """Return the sizes of the configuration's pretrained model: one by name, or in a folder that is there."""
+    path = config.model_path
+    if path in _NAMED_MODELS:
+        return MODELS[_NAMED_MODELS[path]]
+    return read_shape(Path(path)) if path and (Path(path) / "config.json").is_file() else None
+
+
+def _tokens(config: Config, shape: ModelShape | None) -> int | None:
+    """Return how many tokens the shared tokenizer has; None if that is not known before the run."""
     if config.tokenizer.kind == "huggingface":
-        raise InputError("--vocab must be given: the configuration takes the tokenizer of a pretrained model")
+        return None if shape is None else shape.vocab
     return config.tokenizer.vocab if config.tokenizer.kind == "bpe" else _BYTE_VOCAB
+
+
+def _label_vocab(config: Config, tokens: int | None) -> int:
+    """Return V, the size of the label space: tokens, or the symbols of the alphabet of strings."""
+    if config.labels is not None and config.over_strings:
+        return config.labels.symbols
+    if tokens is None:
+        raise InputError("--vocab must be given: the configuration takes the tokenizer of a pretrained model")
+    return tokens
 
 
 def _with_ranges(inputs: PlanInputs, scale: float) -> PlanInputs:

@@ -43,12 +43,13 @@ def _allocation_chart(plan: Forecast) -> Chart:
     names = [site.name for site in plan.inputs.sites]
     series = [Series(name, "bars", names, each.bits.tolist()) for name, each in compare_policies(plan).items()]
     ends = ", ".join(f"{name} {bits:.3g}" for name, bits in zip(names, series[0].y, strict=True))
+    unit = plan.inputs.bit_unit
     return Chart(
         name="allocation",
         title="Bits for each node",
-        alt=f"Bits per context of each node; {plan.policy}: {ends}.",
+        alt=f"Bits per {unit} of each node; {plan.policy}: {ends}.",
         x=Axis("node", "band"),
-        y=Axis("bits per context"),
+        y=Axis(f"bits per {unit}"),
         series=series,
         caption="All policies share out the same total within the same caps.",
     )
@@ -95,7 +96,8 @@ def site_rows(plan: Forecast) -> list[Row]:
     """Return one row for each site: what it sends, its limits, and the gain of one more megabyte a round."""
     inputs = plan.inputs
     others = compare_policies(plan)
-    caps = inputs.caps() / inputs.vocab
+    caps = inputs.caps() / inputs.coordinates
+    weight_bits = None if inputs.updates is None else inputs.weight_bits(plan.bits)
     rows: list[Row] = []
     for i, site in enumerate(inputs.sites):
         rows.append(
@@ -105,7 +107,8 @@ def site_rows(plan: Forecast) -> list[Row]:
                 "weight": site.allocation_weight if inputs.sparse or inputs.theory else None,
                 "clip": site.clip_level if inputs.theory else None,
                 "bits": float(plan.bits_per_coordinate[i]),
-                "context_bits": float(plan.bits[i]),
+                "context_bits": float(plan.bits[i]) if weight_bits is None else None,
+                "weight_bits": None if weight_bits is None else weight_bits[i],
                 "cap": float(caps[i]) if np.isfinite(caps[i]) else None,
                 "held_by": plan.held_by[i] or None,
                 "round_bytes": plan.bytes_sent[i],
@@ -125,12 +128,12 @@ def shown_rows(rows: list[Row], plan: Forecast) -> list[Row]:
 
     The rows of JSON keep their names and their bits per coordinate.
     """
-    vocab = plan.inputs.vocab
+    scale = plan.inputs.coordinates
     scaled = {"cap", "total", *compare_policies(plan)}
     names = {"site": "node", "total": "total_bits", "held_by": "limited_by"}
     return [
         {
-            names.get(name, name): value * vocab if name in scaled and value is not None else value
+            names.get(name, name): value * scale if name in scaled and value is not None else value
             for name, value in row.items()
             if name != "bits"
         }

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.codecs.updates import affordable_bits, decode_update, encode_update, update_bytes
+from fpld.budget.limits import LIMIT_KINDS, Limits
+from fpld.codecs.updates import MAX_BITS, affordable_bits, decode_update, encode_update, update_bytes
 from fpld.errors import ProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fpld.budget.limits import Uplinks
     from fpld.types import Array, Arrays, Plan
 
 UPDATES = "updates"
@@ -50,6 +52,24 @@ def payload_bits(count: int, bits: float) -> float:
     # The product must not round down to a byte less.
     numerator, denominator = rounded.as_integer_ratio()
     return rounded if count * numerator >= 8 * size * denominator else math.nextafter(rounded, math.inf)
+
+
+def update_limits(uplinks: Uplinks, weights: int, asked: float) -> Limits:
+    """Return the limits of nodes that send updates of so many weights: bits of payload per weight.
+
+    `uplinks` are those of a round of labels, without a codec: a node's limit is one in bytes, whatever it sends. The
+    third limit is what the `asked` bits per weight take; the least is what one bit takes. A node that cannot send one
+    bit per weight has a limit below that.
+    """
+    capacities = np.minimum(uplinks.limits().most * uplinks.contexts / 8, update_bytes(weights, MAX_BITS))
+    most = np.array([[_payload_limit(weights, math.floor(size)) for size in row] for row in capacities.tolist()])
+    most[LIMIT_KINDS.index("codec")] = payload_bits(weights, asked)
+    return Limits(most, np.full(len(uplinks.nodes), payload_bits(weights, 1)))
+
+
+def _payload_limit(weights: int, capacity: int) -> float:
+    bits = affordable_bits(weights, capacity)
+    return payload_bits(weights, bits) if bits else 8 * capacity / weights
 
 
 def update_seed(plan: Plan) -> int:

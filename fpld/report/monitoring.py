@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
 from fpld.data import ProbeSet
+from fpld.data.places import load_probe
 from fpld.errors import FpldError
 from fpld.protocol.wire import VERSION
 from fpld.report.run import RUN_STATES, age_seconds, read_progress, read_trace, run_state
@@ -65,12 +66,15 @@ def run_status_row(folder: Path) -> Row:
 
 
 def public_digests(folder: Path) -> Row:
-    """Return the digests of a run's probe set and tokenizer, which sites may insist on; None before they are made."""
+    """Return the digests of a run's probe set and tokenizer, which sites may insist on; None before they are made.
+
+    A probe set of labels over strings belongs to no tokenizer.
+    """
     try:
-        probe = ProbeSet.load(folder / PROBE)
+        probe = load_probe(folder / PROBE)
     except (FpldError, OSError):
         return {"probe": None, "tokenizer": None}
-    return {"probe": probe.digest, "tokenizer": probe.tokenizer}
+    return {"probe": probe.digest, "tokenizer": probe.tokenizer if isinstance(probe, ProbeSet) else None}
 
 
 def metrics(rows: Sequence[Row]) -> str:

@@ -142,7 +142,7 @@ def _slider_limits(inputs: PlanInputs) -> list[float]:
     """Return the rate of each site's link, or the bytes of a round where it has none."""
     caps = inputs.caps()
     overhead = inputs.uplinks.overhead
-    round_bytes = [MEGABYTE if math.isinf(cap) else cap * inputs.contexts / 8 + overhead for cap in caps]
+    round_bytes = [MEGABYTE if math.isinf(cap) else cap * inputs.units / 8 + overhead for cap in caps]
     return [size if site.rate is None else site.rate for site, size in zip(inputs.sites, round_bytes, strict=True)]
 
 
@@ -150,4 +150,4 @@ def _with_limit(inputs: PlanInputs, site: Sender, limit: float) -> Sender:
     """Return a site with the limit that its slider shows: see `_slider_limits`."""
     if site.rate is not None:
         return replace(site, rate=limit, cap=math.inf)
-    return replace(site, cap=max(8 * (limit - inputs.uplinks.overhead) / inputs.contexts, 1e-9))
+    return replace(site, cap=max(8 * (limit - inputs.uplinks.overhead) / inputs.all_contexts, 1e-9))

@@ -12,7 +12,7 @@ from fpld import config as configuration
 from fpld.budget.limits import Sender, Uplinks
 from fpld.budget.policy import Budget
 from fpld.errors import BudgetError
-from fpld.federation.state import configured_budget
+from fpld.federation.state import configured_budget, update_budget
 from fpld.planner import forecast
 from fpld.planner.inputs import read_plan_source
 from fpld.protocol.round_statistics import RunningStatistics
@@ -24,10 +24,13 @@ from fpld.types import Plan
 def test_the_run_and_the_planner_agree(name: str) -> None:
     vocab = 512
     config, _ = configuration.read_config(name)
-    contexts = config.probe.contexts + config.written_contexts
-    budget = configured_budget(config, contexts=contexts, vocab=vocab)
+    contexts = config.probe.contexts + config.contexts_by_model
     source = read_plan_source(name, vocab=vocab)
     inputs = source.inputs
+    if config.update_bits is None:
+        budget = configured_budget(config, contexts=contexts, vocab=vocab)
+    else:
+        budget = update_budget(config, weights=inputs.units, contexts=contexts, vocab=vocab)
     assert np.array_equal(budget.caps, inputs.caps())
     assert np.array_equal(budget.floors, inputs.floors())
     assert budget.weights is not None

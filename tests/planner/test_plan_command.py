@@ -157,7 +157,6 @@ def test_measured_curves_are_planned_by(capsys: pytest.CaptureFixture[str], conf
         ([*PLAN, "--policy", "best"], "allocator must be one of"),
         ([*PLAN, "--write", "x.toml"], "--write needs CONFIG"),
         (["plan", "nowhere.toml"], "one of the presets"),
-        (["plan", "huggingface"], "--vocab must be given"),
         (["plan", "."], "holds no run"),
         (["plan", "hospitals", "--links", "1Mbit/s,2Mbit/s"], "--links must have one entry for each of 5 nodes"),
     ],
