@@ -184,3 +184,30 @@ def test_the_preset_is_sound() -> None:
     assert len(config.nodes) >= 4
     labels = sum(node.context_bits or math.inf for node in config.nodes) * config.probe.contexts / 8
     assert config.run.rounds * (labels + len(config.nodes) * OVERHEAD_BYTES) <= 2e6
+
+
+def test_adapters_in_two_bits_are_rebuilt_write_and_teach(world: Path, tmp_path: Path) -> None:
+    """The way of the preset `huggingface-updates`: the uplink is that of the updates, the base stays as it is."""
+    text = (
+        configuration(world)
+        .replace("rounds = 2", "rounds = 1")
+        .replace("bits = 4.0", "bits = 8.0")
+        .replace("bits = 6.5", "bits = 8.0")
+        .replace("[tokenizer]", "[send]\nupdates = 2.0\n[written]\ncontexts = 64\n[tokenizer]")
+        .replace('["alone", "pooled", "fedavg", "fedavg-1bit", "flora", "float32"]', '["fedavg-1bit", "ensemble"]')
+    )
+    rows = run_local(parse_config(text, "test"), text, tmp_path / "run", resume=False)
+    row = {str(row["method"]): row for row in rows}
+    student = load_student(tmp_path / "run/student.safetensors")
+    assert all("lora" in name for name in student.state())
+    assert float(str(row["fpld"]["heldout_loss"])) < float(str(row["base"]["heldout_loss"]))
+    # Two bits per weight of an adapter and a header, whatever the size of the model below.
+    assert int(str(row["fpld"]["uplink_bytes"])) <= 2 * (len(encode_update(student.state(), bits=2, seed=0)) + 300)
+    assert int(str(row["fpld"]["uplink_bytes"])) > int(str(row["fedavg-1bit"]["uplink_bytes"]))
+
+
+def test_the_preset_with_updates_sends_less_than_a_megabyte() -> None:
+    config, _ = read_config("huggingface-updates")
+    assert config.model_path == "smollm2"
+    assert config.send.updates == 2.0
+    assert config.student == read_config("huggingface")[0].student
