@@ -67,7 +67,10 @@ def show_duration(seconds: float) -> str:
 
 def show_time(seconds: float) -> str:
     """Write a time in seconds since the epoch as a local date with the time of day and the zone."""
-    return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M %Z}"
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC).astimezone():%Y-%m-%d %H:%M %Z}"
+    except (OverflowError, ValueError, OSError):  # a file that was edited by hand
+        return "unknown"
 
 
 def show_count(number: int, noun: str) -> str:

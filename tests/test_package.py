@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -115,6 +116,22 @@ def test_version_stands_in_the_changelog_with_that_of_the_wire() -> None:
     release = (ROOT / "CHANGELOG.md").read_text().partition(f"## {fpld.__version__}\n")[2].partition("\n## ")[0]
     assert f"Wire format version {wire.VERSION}." in release
     assert f"version: {fpld.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_version_stands_in_one_place() -> None:
+    """Wheel and sdist read it from the package; the project's file names none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"] == {"path": "fpld/__init__.py"}
+
+
+def test_the_workflow_runs_targets_of_the_makefile() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    runs = re.findall(r"^ +- run: make (.+)$", (ROOT / ".github/workflows/test.yml").read_text(), re.MULTILINE)
+    made = {target for run in runs for target in run.split()}
+    assert made <= targets
+    assert made >= {"lint", "types", "test", "docs", "compat", "package"}
 
 
 def test_make_targets_in_the_readme_exist() -> None:

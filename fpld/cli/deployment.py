@@ -17,7 +17,7 @@ from fpld.cli.arguments import Command, Stopped, stop_on_signals
 from fpld.cli.output import last_line, table_title
 from fpld.errors import InputError
 from fpld.storage.run_folder import CONFIG
-from fpld.units import show_count
+from fpld.units import show_count, show_time
 
 if TYPE_CHECKING:
     import argparse
@@ -149,7 +149,7 @@ def _node(arguments: argparse.Namespace, output: Output) -> int:
         return 0
     if words:
         row = site_status(Path(path))
-        output.result("node", [row], title=f"The node of {path}")
+        output.result("node", [row], title=f"The node of {path}", shown=[_with_times(row)])
         return int(arguments.health and row["state"] not in HEALTHY_STATES)
     arguments.node = Path(path)
     problems = [f"{finding.key}: {finding.says}" for finding in check_site(arguments.node) if finding.wrong]
@@ -183,6 +183,12 @@ def _configure_aggregator(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _with_times(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a status for a person: what JSON has as seconds since the last contact is a local time."""
+    contact = row["last_contact"]
+    return row | {"last_contact": None if contact is None else show_time(time.time() - contact)}
+
+
 def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
     """Run, and print the table."""
     from fpld import config as configuration
@@ -199,7 +205,7 @@ def _aggregator(arguments: argparse.Namespace, output: Output) -> int:
         if not (folder / CONFIG).exists():
             raise InputError(f"{folder} holds no run: give the folder that --out named")
         row = {**run_status_row(folder), **public_digests(folder)}
-        output.result("aggregator", [row], title=f"The run in {folder}")
+        output.result("aggregator", [row], title=f"The run in {folder}", shown=[_with_times(row)])
         return int(arguments.health and row["state"] not in ("preparing", "running", "done"))
     config, _ = configuration.read_config(arguments.config, seed=arguments.seed)
     out = arguments.out if arguments.out is not None else Path(config.run.out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from fpld.console import LogLines, show_log
 from fpld.federation.telemetry import listen
+from fpld.units import show_duration
 from fpld.validation import shortened_list, visible
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from fpld.federation.record import RoundRecord
 
 Row = dict[str, Any]
-_PLAIN_WIDTH = 160  # not a terminal: nothing to fit into
+_PLAIN_WIDTH = 80  # characters, where the output is no terminal and COLUMNS is not set
+_MAX_RECORDS = 3  # rows that stand beside each other, as keys and values, if they do not fit below each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +38,29 @@ class Output:
 
     json: bool
 
-    def result(self, command: str, rows: Sequence[Row], *, title: str | None = None) -> None:
-        """Print the rows of a command."""
+    def result(
+        self, command: str, rows: Sequence[Row], *, title: str | None = None, shown: Sequence[Row] | None = None
+    ) -> None:
+        """Print the rows of a command; a person gets `shown` in their place, if it is given."""
         if self.json:
             text = json.dumps({"command": command, "rows": [_finite(row) for row in rows]}, indent=1, allow_nan=False)
             sys.stdout.write(text + "\n")
         else:
-            self.table(rows, title=title)
+            self.table(rows if shown is None else shown, title=title)
 
     def table(self, rows: Sequence[Row], *, title: str | None = None) -> None:
         """Print rows as a table, for a person only."""
         if self.json or not rows:
             return
         console = _console()
-        for number, columns in enumerate(_parts(rows, console.width)):
-            heading = None if number or title is None else Text(visible(title))
-            table = Table(title=heading, title_justify="left", title_style="bold")
+        if title is not None:  # A title is not broken to the width of a narrow table.
+            console.print(Text(visible(title), style="bold"), soft_wrap=True)
+        parts = _parts(rows, console.width)
+        if len(parts) > 1 and len(rows) <= _MAX_RECORDS:
+            console.print(_records(rows))
+            return
+        for columns in parts:
+            table = Table()
             for name in columns:
                 numbers = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
                 table.add_column(name, justify="right" if numbers else "left", overflow="fold")
@@ -59,9 +69,9 @@ class Output:
             console.print(table)
 
     def note(self, text: str) -> None:
-        """Print a line, for a person only."""
+        """Print a line, for a person only; it is broken nowhere, so that paths can be copied."""
         if not self.json:
-            _console().print(visible(text), markup=False, highlight=False)
+            _console().print(visible(text), markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, what: str, steps: int) -> Iterator[Callable[[], None]]:
@@ -96,7 +106,7 @@ def table_title(trace: Sequence[RoundRecord], folder: Path) -> str:
 
 def last_line(trace: Sequence[RoundRecord], folder: Path, seconds: float) -> str:
     """Return the last line of a run: where its results are, how long it took, and who was absent."""
-    return f"student, trace and checkpoints: {folder}; {seconds:.0f} s{_without(trace)}"
+    return f"student, trace and checkpoints: {folder}; {show_duration(seconds)}{_without(trace)}"
 
 
 def _without(trace: Sequence[RoundRecord]) -> str:
@@ -108,7 +118,21 @@ def _without(trace: Sequence[RoundRecord]) -> str:
 
 def _console() -> Console:
     console = Console()
-    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+    if console.is_terminal:
+        return console
+    columns = os.environ.get("COLUMNS", "")
+    return Console(width=int(columns) if columns.isdecimal() and int(columns) else _PLAIN_WIDTH)
+
+
+def _records(rows: Sequence[Row]) -> Table:
+    """Return few rows as keys and values: a line for each column, and the rows beside each other."""
+    first, *others = rows[0]
+    table = Table(first)
+    for row in rows:
+        table.add_column(Text(_cell(row[first])), justify="left" if len(rows) == 1 else "right", overflow="fold")
+    for name in others:
+        table.add_row(name, *(Text(_cell(row[name])) for row in rows))
+    return table
 
 
 def _parts(rows: Sequence[Row], width: int) -> list[list[str]]:

@@ -3,28 +3,31 @@
 The time is that of the work. `Work` counts it: steps of training and distillation, contexts that models predict, write
 and label. `Rates` says what each takes here, timed in a second or two with a model of the run's size. A run's work has
 four parts: what comes before the first round, what nodes do side by side, what the aggregator does alone, and the
-baselines. Workers share all but the first.
+baselines. Workers share all but the first. In a deployment nodes are machines of their own, and the slowest one counts.
 
-Left out are the start of processes and the compiling of kernels (`fpld warm`), so a run of seconds takes longer.
+Steps are timed with the device, precision and threads of [engine], in one process; several processes of a training
+divide them. Left out are the compiling of kernels (`fpld warm`) and the time that messages take.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fpld import data
 from fpld.config.config import Finding
-from fpld.data.fetch import ARCHIVES
+from fpld.data.fetch import ARCHIVES, cache_folder
+from fpld.errors import FpldError
 from fpld.federation.preflight import Preflight, file_bytes
 from fpld.federation.prepare import MAX_TAUGHT_CONTEXTS
-from fpld.node.training import make_student
+from fpld.node.training import computing_with, make_student
 from fpld.progress import show_seconds
 from fpld.students.configs import HuggingFaceConfig
 from fpld.students.generate import write_sequences
@@ -39,8 +42,13 @@ if TYPE_CHECKING:
 
 MAX_TIMED_PARAMETERS = 20_000_000
 """Parameters of a model that is made only to be timed."""
+MAX_TIMED_BYTES = 1_000_000_000
+"""Bytes of the files of a pretrained model that is loaded only to be timed."""
 _TIMED_STEPS = 3
+_LONG_SECONDS = 0.5  # what takes longer is timed once
 _TIMED_SEQUENCES = 128  # that are predicted and written to time it
+_TIMED_PRETRAINED = 8  # the same of a pretrained model
+_START_SECONDS = 3.0  # of a process with PyTorch in it, on a core
 _PROCESS_BYTES = 300_000_000  # of a process with PyTorch in it
 _TRAINING_COPIES = 4  # of a model while it trains: weights, gradients and the two moments of AdamW
 _BUILT_IN_BYTES = 20_000_000  # of the largest corpus that is not an archive
@@ -98,10 +106,12 @@ class Rates(NamedTuple):
     written: float
     labelled: float
 
-    def seconds(self, work: Work) -> float:
-        """Return the seconds that an amount of work takes."""
+    def seconds(self, work: Work, processes: int = 1) -> float:
+        """Return the seconds that an amount of work takes, if so many processes divide each training."""
         trained = work.steps * self.step + work.distilled * self.distillation + work.taught * self.step
-        return trained + (work.predicted * self.predicted + work.written * self.written + work.labelled * self.labelled)
+        return trained / processes + (
+            work.predicted * self.predicted + work.written * self.written + work.labelled * self.labelled
+        )
 
 
 class RunWork(NamedTuple):
@@ -143,21 +153,31 @@ def federation_work(config: Config) -> FederationWork:
     rounds = config.run.rounds
     asked = config.run.asked(len(config.nodes))
     public = config.probe.contexts
-    steps = sum(_node_steps(config, index) for index in range(len(config.nodes))) * asked / len(config.nodes)
     evaluated = len(config.nodes) * config.data.heldout_tokens
+    nodes = sum((node_work(config, index) for index in range(len(config.nodes))), Work())
     if config.update_bits is not None:
         written = asked * config.contexts_by_model
         teachers = teacher_contexts(config, config.distill.steps, public, written)
         learning = Work(taught=config.distill.steps, written=written, predicted=teachers + 2 * evaluated)
-        return FederationWork(Work(steps=steps), learning * rounds)
+        return FederationWork(nodes, learning * rounds)
+    # The aggregator predicts the priors again, and at the end compares two students on all of it.
+    contexts = public + asked * config.written_contexts
+    aggregator = Work(distilled=config.distill.steps, predicted=3 * contexts + 2 * evaluated)
+    return FederationWork(nodes, aggregator * rounds)
+
+
+def node_work(config: Config, index: int) -> Work:
+    """Count the work of a node in all rounds."""
+    asked = config.run.asked(len(config.nodes)) / len(config.nodes)
+    steps = Work(steps=_node_steps(config, index) * asked)
+    if config.update_bits is not None:
+        return steps
+    public = config.probe.contexts
     written = config.written_contexts
     # A node predicts its labels on both kinds of contexts, and with the student the prior of what it has written.
-    # The aggregator predicts the priors again, and at the end compares two students on all of it.
-    node = Work(predicted=public + 2 * written, written=written, labelled=public + written)
-    contexts = public + asked * written
-    aggregator = Work(distilled=config.distill.steps, predicted=3 * contexts + 2 * evaluated)
-    adopted = sum(node.differs for node in config.nodes) * config.distill.steps
-    return FederationWork(node * (asked * rounds) + Work(steps=steps, distilled=adopted * rounds), aggregator * rounds)
+    labels = Work(predicted=public + 2 * written, written=written, labelled=public + written)
+    adopted = Work(distilled=config.nodes[index].differs * config.distill.steps)
+    return steps + labels * (asked * config.run.rounds) + adopted * config.run.rounds
 
 
 def _node_steps(config: Config, index: int) -> float:
@@ -189,19 +209,23 @@ def evaluations(config: Config, count: int) -> Work:
 
 
 def measure_rates(config: Config, student: Student, clock: Callable[[], float] = time.perf_counter) -> Rates:
-    """Time a few steps, and some contexts, with a model of the run's size."""
+    """Time a few steps, and some contexts, with a model of the run's size; of a large one a single step."""
     length = config.probe.length
     rng = np.random.default_rng(0)
     text = rng.integers(student.vocab, size=4 * student.window + 64).astype(np.int32)
-    sequences = rng.integers(student.vocab, size=(_TIMED_SEQUENCES, length)).astype(np.int32)
+    count = _TIMED_PRETRAINED if student.kind == "huggingface" else _TIMED_SEQUENCES
+    sequences = rng.integers(student.vocab, size=(count, length)).astype(np.int32)
     target = Target.unchanged(sequences.size, student.vocab)
     batch = config.distill.batch
 
-    def timed(act: Callable[[int], object]) -> float:
-        act(1)  # what is done once: memory, threads
+    def elapsed(act: Callable[[int], object], times: int) -> float:
         start = clock()
-        act(_TIMED_STEPS)
-        return max(clock() - start, 1e-9) / _TIMED_STEPS
+        act(times)
+        return max(clock() - start, 1e-9) / times
+
+    def timed(act: Callable[[int], object]) -> float:
+        first = elapsed(act, 1)  # with what is done once: memory, threads
+        return first if first > _LONG_SECONDS else elapsed(act, _TIMED_STEPS)
 
     def predict(times: int) -> None:
         for _ in range(times):
@@ -223,26 +247,62 @@ def measure_rates(config: Config, student: Student, clock: Callable[[], float] =
 def expected_cost(config: Config, *, baselines: Work) -> Iterator[Finding]:
     """Yield disk, memory and time to expect; more than there is, is a problem. The configuration must be sound.
 
-    Pretrained models are not loaded for this, so there is no estimate for them.
+    A pretrained model is loaded if it is in the cache and not large. Nothing is fetched.
     """
-    vocab = Preflight(config, local=False).vocab
-    settings = replace(config.student.settings, vocab=vocab)
-    if isinstance(settings, HuggingFaceConfig) or not 0 < settings.parameters <= MAX_TIMED_PARAMETERS:
-        says = "time, memory and disk are not estimated for a model as large: `fpld bench training` times its steps"
-        yield Finding("run.rounds", says, wrong=False)
-        return
-    student = make_student(config.student, vocab, 0)
-    logits = 4 * max(config.probe.contexts, config.written_contexts) * vocab
-    size = 4 * student.parameters
-    batch = 4 * getattr(settings, "batch", 1) * getattr(settings, "length", 1) * vocab
+    try:
+        vocab = Preflight(config, local=False).vocab
+        reason = _not_timed(config.student.settings, vocab)
+        if reason is None:
+            # Processes of a training divide what one of them takes.
+            with computing_with(replace(config.engine.compute, processes=1, shard=False)):
+                yield from _expected_cost(config, make_student(config.student, vocab, 0), baselines)
+            return
+    except (FpldError, OSError) as error:
+        reason = str(error)
+    says = f"time, memory and disk are not estimated: {reason}; `fpld bench training` times the steps of any model"
+    yield Finding("run.rounds", says, wrong=False)
+
+
+def _not_timed(settings: Any, vocab: int) -> str | None:
+    """Return why a model is not made to time its steps; None if it is."""
+    if isinstance(settings, HuggingFaceConfig):
+        size = _model_bytes(settings.path)
+        if size is None:
+            return f"the model {settings.path} is not on this machine yet"
+        return None if size <= MAX_TIMED_BYTES else f"the model is large ({show_size(size)}), and is not loaded for it"
+    parameters = replace(settings, vocab=vocab).parameters
+    if 0 < parameters <= MAX_TIMED_PARAMETERS:
+        return None
+    return f"the model is large ({parameters:,} parameters), and is not made for it"
+
+
+def _model_bytes(path: str) -> int | None:
+    """Return the bytes of a pretrained model's files; None if it would have to be fetched."""
+    if path in ARCHIVES and not (cache_folder() / ARCHIVES[path].filename).exists():
+        return None
+    from fpld.students.pretrained import locate
+
+    return file_bytes(locate(path))
+
+
+def _expected_cost(config: Config, student: Student, baselines: Work) -> Iterator[Finding]:
+    settings = student.config
+    logits = 4 * max(config.probe.contexts, config.written_contexts) * student.vocab
+    trained = 4 * student.parameters
+    size = trained
+    windows = getattr(settings, "batch", 1)
+    if isinstance(settings, HuggingFaceConfig):
+        size += _model_bytes(settings.path) or 0
+        windows = settings.micro
+    batch = 4 * windows * getattr(settings, "length", 1) * student.vocab
     federations = 1 + ("float32" in config.baselines.methods)
     # Models of each node and of the rounds; the prior's integers, and a node's last frame and reconstruction.
-    disk = federations * ((3 * len(config.nodes) + 4) * size + 2 * logits) + 4 * _text_bytes(config)
+    disk = federations * ((3 * len(config.nodes) + 4) * trained + 2 * logits) + 4 * _text_bytes(config)
     free = shutil.disk_usage(_existing(Path(config.run.out))).free
     text = f"{show_size(disk)} at most, {show_size(free)} are free"
     yield Finding("run.out", f"disk: {text}", wrong=disk > free)
     workers = config.engine.workers
-    training = _TRAINING_COPIES * (size + batch) + logits // 4
+    training = size - trained + _TRAINING_COPIES * (trained + batch) + logits // 4
     memory = 3 * logits + max(workers, 1) * training + (workers + 1) * _PROCESS_BYTES
     free_memory = _free_memory()
     text = "" if free_memory is None else f", {show_size(free_memory)} are free"
@@ -253,7 +313,11 @@ def expected_cost(config: Config, *, baselines: Work) -> Iterator[Finding]:
     yield Finding("engine.workers", f"memory: about {show_size(memory)}{text}", wrong=memory > (free_memory or memory))
     if memory > (free_memory or memory):  # the steps that are timed would not fit either
         return
-    yield Finding("run.rounds", str(estimate_time(config, measure_rates(config, student), baselines)), wrong=False)
+    rates = measure_rates(config, student)
+    if config.flower is None:
+        yield Finding("run.rounds", str(estimate_time(config, rates, baselines)), wrong=False)
+    else:
+        yield Finding("run.rounds", str(estimate_deployment(config, rates)), wrong=False)
 
 
 class TimeEstimate(NamedTuple):
@@ -273,19 +337,63 @@ class TimeEstimate(NamedTuple):
             "baselines": self.baselines,
         }
         work = ", ".join(f"{name} {show_seconds(seconds)}" for name, seconds in parts.items())
-        return f"time: about {show_seconds(self.all)} on this machine as it is now; work of a core: {work}"
+        return f"time: about {show_seconds(self.all)} on this machine as it is now; one after the other: {work}"
 
 
 def estimate_time(config: Config, rates: Rates, baselines: Work) -> TimeEstimate:
     """Return the seconds that a run on one machine takes with these rates."""
     work = run_work(config)
-    before = rates.seconds(work.before) + _TOKENIZING_SECONDS * _text_bytes(config)
-    nodes, aggregator, others = (rates.seconds(each) for each in (work.nodes, work.aggregator, baselines))
-    workers = max(config.engine.workers, 1)
-    at_once = min(workers, os.cpu_count() or 1)
+    lanes = _lanes(config)
+    processes = min(config.engine.processes, lanes)
+    before = rates.seconds(work.before, processes) + _TOKENIZING_SECONDS * _text_bytes(config)
+    nodes, aggregator, others = (rates.seconds(each, processes) for each in (work.nodes, work.aggregator, baselines))
+    workers = config.engine.workers
+    at_once = max(min(workers, lanes // processes), 1)
     # The aggregator has one worker, and the baselines what is free beside it.
     alone = nodes / min(at_once, len(config.nodes)) + aggregator
-    return TimeEstimate(before, nodes, aggregator, others, before + max(alone, (nodes + aggregator + others) / at_once))
+    rounds = max(alone, (nodes + aggregator + others) / at_once)
+    starts = _START_SECONDS * workers / min(max(workers, 1), os.cpu_count() or 1)
+    return TimeEstimate(before, nodes, aggregator, others, before + starts + rounds)
+
+
+class DeploymentEstimate(NamedTuple):
+    """Seconds of a deployment whose machines are as this one: before its first round, of a node, of the aggregator."""
+
+    before: float
+    slowest: str
+    node: float
+    aggregator: float
+
+    def __str__(self) -> str:
+        seconds = show_seconds(self.before + self.node + self.aggregator)
+        parts = f"the node {self.slowest} {show_seconds(self.node)}, aggregator {show_seconds(self.aggregator)}"
+        return (
+            f"time: about {seconds} if nodes are as fast as this machine, without what messages take: texts and base "
+            f"model {show_seconds(self.before)}, {parts}"
+        )
+
+
+def estimate_deployment(config: Config, rates: Rates) -> DeploymentEstimate:
+    """Return the seconds of a deployment, with these rates at every node: a round takes what its slowest node does."""
+    work = run_work(config)
+    processes = min(config.engine.processes, _lanes(config))
+    before = rates.seconds(work.before, processes) + _TOKENIZING_SECONDS * _text_bytes(config)
+    # What is asked of a node on the average: of a part of the nodes, those that are asked are as busy as all would be.
+    asked = config.run.asked(len(config.nodes)) / len(config.nodes)
+    nodes = {node.name: rates.seconds(node_work(config, index)) / asked for index, node in enumerate(config.nodes)}
+    slowest = max(nodes, key=nodes.__getitem__)
+    return DeploymentEstimate(before, slowest, nodes[slowest], rates.seconds(work.aggregator, processes))
+
+
+def _lanes(config: Config) -> int:
+    """Return how many processes compute side by side at full speed: on the cores, or each on a GPU."""
+    cores = max((os.cpu_count() or 1) // config.engine.threads, 1)
+    if "torch" not in sys.modules:  # a model without PyTorch
+        return cores
+    from fpld.students.devices import pick_device
+
+    device = pick_device(config.student.device or config.engine.device)
+    return cores if device.type == "cpu" else config.engine.processes
 
 
 def _text_bytes(config: Config) -> int:

@@ -19,8 +19,9 @@ from __future__ import annotations
 import filecmp
 import json
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +40,7 @@ from fpld.students.configs import Compute
 from fpld.students.heldout import mean_losses
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from fpld.config import Config, PrivacySection
@@ -57,6 +58,22 @@ def use_compute(compute: Compute) -> None:
     """Set what this process computes with; models that are made or opened from here on follow it."""
     global _compute  # as PyTorch's own number of threads, a process has it once
     _compute = compute
+
+
+@contextmanager
+def computing_with(compute: Compute) -> Iterator[None]:
+    """Let this process compute with something else for a while; its own setting and PyTorch's threads then return."""
+    own = _compute
+    torch: Any = sys.modules.get("torch")
+    threads = own.threads if torch is None else torch.get_num_threads()
+    use_compute(compute)
+    try:
+        yield
+    finally:
+        use_compute(own)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(threads)
 
 
 def make_student(choice: StudentChoice, vocab: int, seed: int) -> Student:

@@ -71,3 +71,39 @@ def test_listening_leaves_the_logger_as_it_was() -> None:
     with pytest.raises(KeyError), listen(logging.NullHandler()):
         raise KeyError
     assert (logger.level, logger.handlers) == before
+
+
+WIDE = {"node": "north", **{f"column_{i}": 1000 * i for i in range(9)}}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_table_fits_eighty_columns(
+    count: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    title = "a title that is longer than the table is wide: " + "/folder" * 10
+    Output(json=False).result("check", [WIDE | {"node": f"node-{i}"} for i in range(count)], title=title)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == title
+    assert max(map(len, lines)) <= 80
+    shown = "\n".join(lines)
+    assert all(name in shown for name in WIDE)
+    # Few rows are keys and values, a line for each column; more are a table in parts.
+    beside = [line for line in lines if "column_8" in line and "8,000" in line]
+    assert [line.count("8,000") for line in beside] == ([count] if count <= 3 else [])
+    monkeypatch.setenv("COLUMNS", "200")
+    Output(json=False).result("check", [WIDE])
+    assert sum("column_" in line for line in capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_note_is_broken_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/folder" * 30
+    Output(json=False).note(f"page: {path}")
+    assert capsys.readouterr().out == f"page: {path}\n"
+
+
+def test_a_person_sees_other_values_than_json(capsys: pytest.CaptureFixture[str]) -> None:
+    for json in (False, True):
+        Output(json=json).result("check", [{"seen": 12.5}], shown=[{"seen": "2026-01-01 10:00 UTC"}])
+        out = capsys.readouterr().out
+        assert ("12.5" in out, "10:00" in out) == (json, not json)

@@ -209,5 +209,5 @@ def test_adapters_in_two_bits_are_rebuilt_write_and_teach(world: Path, tmp_path:
 def test_the_preset_with_updates_sends_less_than_a_megabyte() -> None:
     config, _ = read_config("huggingface-updates")
     assert config.model_path == "smollm2"
-    assert config.send.updates == 2.0
+    assert config.update_bits == 2.0
     assert config.student == read_config("huggingface")[0].student

@@ -211,7 +211,7 @@ def test_without_clip_levels_there_is_a_plan_and_no_bracket() -> None:
             lambda: forecast(four(deadline=20.0)),
             "over 256 kbit/s feasible is a deadline of at least 65.6 s, or at most",
         ),
-        (lambda: forecast(four(), total=99 * 1024), "total must be from 4 bits per coordinate (8.389 MB a round)"),
+        (lambda: forecast(four(), total=99 * 1024), "total must be from 4,096 bits per context (8.389 MB a round)"),
         (
             lambda: forecast(PlanInputs((Sender("x", clip=1.0),), 10, 10)),
             "total must be given, or a limit for every node: 'x'",
