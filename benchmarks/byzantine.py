@@ -8,8 +8,8 @@ trains a small transformer from one base, once for all cells. Per cell two nodes
 `samples` for `mixture` and `guarded`, float32 for the others (the best that a dense codec could do); a rule combines
 them, and a student is distilled. `without` leaves the two nodes out: what a rule that knew them would give. In later
 rounds nodes keep their models, and label the same contexts against the new student. Rows go to attacks.csv as they
-come, and those that are there already are not computed again. `backdoor` is how often the student's likeliest token
-after the trigger is the attackers' token, in held-out text.
+come, from several processes too, and those that are there already are not computed again. `backdoor` is how often the
+student's likeliest token after the trigger is the attackers' token, in held-out text.
 
 `--targets` distils no students: it says how far a rule's target is from the mixture of eight honest nodes, as KL in
 nats per context, on fewer contexts. Sampled labels are audited as they are sent, and the target is what they are in the
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -331,7 +332,8 @@ def measure(federation: Federation, attack: str, rule: str, *, targets: bool, ro
     codec = SPARSE.get(rule, "float32")
     round = federation.first_round
     trust: Array | None = None
-    row: Row = {"corpus": federation.corpus, "seed": federation.seed, "rounds": rounds, "attack": attack, "rule": rule}
+    at = Cell(federation.corpus, federation.seed, rounds, federation.malicious, attack, rule)
+    row: Row = at._asdict()
     for number in range(1, rounds + 1):
         labels = federation.hidden(federation.labels(attack, round), rule, codec, round)
         replies = federation.replies(labels, rule, codec, round)
@@ -350,6 +352,39 @@ def measure(federation: Federation, attack: str, rule: str, *, targets: bool, ro
     row["trust"] = "" if trust is None else " ".join(f"{value:.3g}" for value in trust)
     row["backdoor"] = federation.hit(target) if targets else federation.backdoor(round.student)
     return row
+
+
+class Cell(NamedTuple):
+    """What tells one measurement from another: the key of a row."""
+
+    corpus: str
+    seed: int
+    rounds: int
+    malicious: int
+    attack: str
+    rule: str
+
+    @classmethod
+    def of(cls, row: Row) -> Cell:
+        """Return the key of a row, also of one that was read from a CSV."""
+        seed, rounds, malicious = (int(row[name]) for name in ("seed", "rounds", "malicious"))
+        return cls(row["corpus"], seed, rounds, malicious, row["attack"], row["rule"])
+
+
+def read_rows(table: Path) -> list[Row]:
+    """Return the rows of a table; none if there is no such file."""
+    if not table.exists():
+        return []
+    with table.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def add_row(table: Path, row: Row) -> None:
+    """Add a row to a table in which other processes write too; it replaces one with the same key."""
+    with table.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        others = [each for each in read_rows(table) if Cell.of(each) != Cell.of(row)]
+        write_csv(table, [*others, row])
 
 
 def markdown(rows: list[Row]) -> str:
@@ -390,15 +425,15 @@ def main() -> None:
     folder = given.out / f"{given.corpus}-{given.seed}"
     federation = Federation.make(folder, given.seed, contexts, corpus=given.corpus, malicious=given.malicious)
     table = given.out / ("targets.csv" if given.targets else "attacks.csv")
-    rows: list[Row] = list(csv.DictReader(table.open())) if table.exists() else []
-    done = {(row["corpus"], int(row["seed"]), int(row["rounds"]), row["attack"], row["rule"]) for row in rows}
     for rule in given.rules:
         for attack in given.attacks:
-            if (given.corpus, given.seed, given.rounds, attack, rule) not in done:
-                rows.append(measure(federation, attack, rule, targets=given.targets, rounds=given.rounds))
-                print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
-                write_csv(table, rows)
-    alike = [row for row in rows if (row["corpus"], int(row["rounds"])) == (given.corpus, given.rounds)]
+            cell = Cell(given.corpus, given.seed, given.rounds, given.malicious, attack, rule)
+            if cell not in map(Cell.of, read_rows(table)):
+                row = measure(federation, attack, rule, targets=given.targets, rounds=given.rounds)
+                print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+                add_row(table, row)
+    wanted = given.corpus, given.rounds, given.malicious
+    alike = [row for row in read_rows(table) if (row["corpus"], int(row["rounds"]), int(row["malicious"])) == wanted]
     print(markdown([row | {"seed": int(row["seed"])} for row in alike]))
 
 

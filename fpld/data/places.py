@@ -173,14 +173,23 @@ class PlaceProbe:
         """Return m = S * T."""
         return int(self.offsets.size)
 
-    @functools.cached_property
+    @property
     def following(self) -> NDArray[np.int64]:
-        """Return the symbol that follows each context [m]."""
+        """Return the symbol that follows each context [m]; -1 at the end of a passage, as a `ProbeSet` has it.
+
+        What comes before a passage's first place is not the symbol behind the last place of the passage before it.
+        """
+        unknown = np.full((len(self.passages), 1), -1)
+        return np.concatenate([self._symbols[:, :-1], unknown], axis=1).ravel()
+
+    @functools.cached_property
+    def _symbols(self) -> NDArray[np.int64]:
+        """The symbol behind each place [S, T]."""
         symbols = []
         for passage, offsets in zip(self.passages, self.offsets.tolist(), strict=True):
             data = utf8(passage)
             symbols += [self.alphabet.symbol(_continuation(data, offset, self.symbol_bytes)) for offset in offsets]
-        return np.array(symbols, np.int64)
+        return np.array(symbols, np.int64).reshape(self.offsets.shape)
 
     def read(self, strings: TokenStrings) -> Reading:
         """Return the passages as tokens, and the map from these to the symbols.
@@ -194,11 +203,10 @@ class PlaceProbe:
         ends = np.stack([_positions(spelling.ends, row) for spelling, row in zip(spelled, self.offsets, strict=True)])
         tokens = np.zeros((len(spelled), int(ends.max()) + 1), np.int32)
         observed: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        following = self.following.reshape(ends.shape)
         for row, spelling in enumerate(spelled):
             some = spelling.tokens[: tokens.shape[1]]
             tokens[row, : len(some)] = some
-            for token, symbol in zip(spelling.tokens[ends[row] + 1].tolist(), following[row].tolist(), strict=True):
+            for token, symbol in zip(spelling.tokens[ends[row] + 1].tolist(), self._symbols[row].tolist(), strict=True):
                 observed[token][symbol] += 1
         space = TokenMap.make(strings.strings, self.alphabet, observed)
         return Reading(tokens, ends, space, np.ascontiguousarray(self.sequences[:, 0]))

@@ -21,6 +21,7 @@ from fpld.data import (
 from fpld.data.label_space import ONE, Alphabet, TokenMap, space_digest
 from fpld.data.tokenizers import PretrainedTokenizer
 from fpld.errors import InputError
+from fpld.protocol.group_audit import last_tokens
 from tests.data.spellings import TEXT, bpe, sentencepiece
 
 if TYPE_CHECKING:
@@ -57,7 +58,18 @@ def test_every_tokenizer_has_a_boundary_at_every_place(probe: PlaceProbe, reader
             for place, end in zip(probe.offsets[row], reading.ends[row], strict=True):
                 spelled = b"".join(reader.strings.strings[token] for token in reading.tokens[row, : end + 1])
                 assert spelled == data[:place]
-    assert probe.following.shape == (240,)
+
+
+def test_the_symbol_that_ends_a_context_is_never_that_of_another_passage(probe: PlaceProbe) -> None:
+    following = probe.following.reshape(30, 8)
+    assert (following[:, -1] == -1).all()
+    assert (following[:, :-1] >= 0).all()
+    for row, passage in enumerate(probe.passages):
+        for place, symbol in zip(probe.offsets[row, :-1], following[row], strict=False):
+            assert passage.encode()[place:].startswith(probe.alphabet.symbols[symbol])
+    last = last_tokens(probe.following).reshape(30, 8)
+    assert (last[:, 0] == -1).all()
+    assert np.array_equal(last[:, 1:], following[:, :-1])
 
 
 def test_a_map_keeps_the_sum_and_agrees_with_its_definition(probe: PlaceProbe, readers: list[ReaderLimits]) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+import fpld
 from benchmarks import rules
 from fpld import config as configuration
 from fpld.cli import main
+from fpld.data import load_probe
 from fpld.node.training import make_student
+from fpld.protocol import aggregator
+from fpld.protocol.fast_paths import combine_replies
 from fpld.students.configs import parse_student
+
+if TYPE_CHECKING:
+    from fpld.protocol.combine import Replies
 
 PAGE = Path(__file__).parent.parent.parent / "docs/rules.md"
 
@@ -50,6 +57,25 @@ def test_a_rule_ends_where_a_run_with_float32_logits_ends(
     assert abs(ends["mean"] - ends["mixture"]) > 1e-3  # so the line above can fail
     rounds = [row["round"] for row in rows if row["student_loss"] is not None]
     assert rounds == [1, 1, 1, 2, 2]  # median has no second round
+
+
+def test_a_run_tells_the_audit_what_follows_each_context(
+    config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the view of groups is gone, and a backdoor is not seen."""
+    given: list[Replies] = []
+
+    def combine(replies: Replies, *others: Any) -> Any:
+        given.append(replies)
+        return combine_replies(replies, *others)
+
+    monkeypatch.setattr(aggregator, "combine_replies", combine)
+    config_file.write_text(config_file.read_text() + '\n[combine]\nrule = "guarded"\n')
+    values = {"run.rounds": 1, "baselines.methods": []}
+    fpld.run(config_file, out=tmp_path / "run", overrides=values)
+    assert len(given) == 1
+    assert given[0].next_tokens is not None
+    assert np.array_equal(given[0].next_tokens, load_probe(tmp_path / "run" / "probe.json").following)
 
 
 def test_of_one_node_every_rule_makes_that_node() -> None:

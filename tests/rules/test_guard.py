@@ -357,11 +357,11 @@ def aggregator(state: AggregatorState | None = None) -> Aggregator:
     )
 
 
-def play(machine: Aggregator, logits: Array) -> tuple[Array, AggregatorState]:
+def play(machine: Aggregator, logits: Array, following: Array | None = None) -> tuple[Array, AggregatorState]:
     """Run a round in which nodes send these logits; return the target and the next state."""
     from fpld.protocol import Node
 
-    for k, task in machine.open("none", {}).items():
+    for k, task in machine.open("none", {}, following=following).items():
         node, _ = Node(k, bytes(32)).receive(task)
         assert machine.frame(k, node.answer(task, logits[k])[1]).verdict == "accepted"
     machine.close()
@@ -379,6 +379,15 @@ def test_trust_survives_a_checkpoint_and_an_attacker_that_behaves_stays_out() ->
     straight = np.log(softmax(good[:-BAD]).mean(axis=0))
     assert np.abs(softmax(found) - softmax(straight)).max() < 0.02
     assert last.arrays["trust"][-BAD:].max() < 0.05
+
+
+def test_an_aggregator_that_knows_the_public_text_sees_a_backdoor_and_one_that_does_not_is_blind() -> None:
+    logits = honest(0)[0]
+    views = [View(own, softmax(own), np.random.default_rng(0), LAST) for own in logits[-BAD:]]
+    bad = [np.asarray(backdoor(view, 0.125), np.float32) for view in views]
+    sent = np.concatenate([logits[:-BAD], bad])
+    assert play(aggregator(), sent, FOLLOWING)[1].arrays["trust"][-BAD:].max() < 0.05
+    assert play(aggregator(), sent)[1].arrays["trust"][-BAD:].min() > 0.5
 
 
 def test_a_mixture_by_weights_is_one_in_numpy_whatever_the_codec() -> None:
