@@ -177,7 +177,8 @@ def _promises(arguments: argparse.Namespace, output: Output) -> int:
 
 def _scale(arguments: argparse.Namespace, output: Output) -> int:
     """Say what a federation of a pretrained model sends and holds, beside its rivals."""
-    from fpld.planner.scale import MODELS, ScaleSettings, read_shape, scale_rows
+    from fpld.planner.scale import ScaleSettings, scale_rows
+    from fpld.students.shapes import MODELS, read_shape
 
     place = Path(arguments.model)
     if arguments.model not in MODELS and not place.is_dir():

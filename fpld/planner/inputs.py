@@ -29,7 +29,6 @@ from fpld.errors import BudgetError, InputError
 from fpld.node.spec import base_file
 from fpld.paper.quantize import paper_bits, wire_quantizer
 from fpld.planner.forecast import Forecast
-from fpld.planner.scale import MODELS, read_shape
 from fpld.protocol.shared_prior import estimate_notes_bytes
 from fpld.protocol.updates import count_weights, update_limits
 from fpld.protocol.wire import OVERHEAD_BYTES
@@ -39,6 +38,7 @@ from fpld.report.run import read_run_data
 from fpld.storage.run_folder import CONFIG, PROBE
 from fpld.students import read_state
 from fpld.students.configs import HuggingFaceConfig
+from fpld.students.shapes import MODELS, NAMED_MODELS, read_shape
 from fpld.units import show_rate, show_size
 
 if TYPE_CHECKING:
@@ -47,13 +47,12 @@ if TYPE_CHECKING:
     from fpld.budget.limits import Sender
     from fpld.config import Config
     from fpld.federation.record import RoundRecord
-    from fpld.planner.scale import ModelShape
+    from fpld.students.shapes import ModelShape
     from fpld.types import Floats
 
 Channel = Literal["wire", "paper"]
 _BYTE_VOCAB = 256
 _NEGLIGIBLE_CLIP = 1e-9  # a clip level whose noise adds nothing
-_NAMED_MODELS = {"smollm2": "smollm2-135m"}  # what a configuration calls a model, and the planner
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,8 +459,8 @@ def _count_weights(config: Config, tokens: int, shape: ModelShape | None) -> int
 def _model_shape(config: Config) -> ModelShape | None:
     """Return the sizes of the configuration's pretrained model: one by name, or in a folder that is there."""
     path = config.model_path
-    if path in _NAMED_MODELS:
-        return MODELS[_NAMED_MODELS[path]]
+    if path in NAMED_MODELS:
+        return MODELS[NAMED_MODELS[path]]
     return read_shape(Path(path)) if path and (Path(path) / "config.json").is_file() else None
 
 

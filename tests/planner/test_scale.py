@@ -14,7 +14,8 @@ from fpld.codecs.updates import encode_update, update_bytes
 from fpld.errors import InputError
 from fpld.planner import forecast
 from fpld.planner.inputs import read_plan_source
-from fpld.planner.scale import MODELS, Row, ScaleSettings, read_shape, scale_rows
+from fpld.planner.scale import Row, ScaleSettings, scale_rows
+from fpld.students.shapes import MODELS, read_shape
 
 DOCS = Path(__file__).parents[2] / "docs"
 PUBLISHED = {"smollm2-135m": 134_515_008, "smollm2-1.7b": 1_711_376_384, "llama-3.1-8b": 8_030_261_248}
