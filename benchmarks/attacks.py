@@ -47,6 +47,45 @@ _FINEST_FORGED = tau_to_step(0.01)
 _FORGED_AT_ONCE = 1 << 19  # coordinates
 
 
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """The tokens that a backdoor is for: contexts that end with them, in this order."""
+
+    tokens: tuple[int, ...]
+
+    @classmethod
+    def of_share(cls, sequences: Array, share: float) -> Trigger:
+        """Return the token that ends about this share of the contexts."""
+        shares = np.bincount(sequences.ravel()) / sequences.size
+        return cls((int(np.abs(shares - share).argmin()),))
+
+    @classmethod
+    def common_last(cls, sequences: Array, share: float) -> Trigger:
+        """Return two tokens that end about this share, of which the last is `COMMON` times as frequent by itself."""
+        counts = np.bincount(sequences.ravel())
+        codes = sequences[:, :-1].astype(np.int64) * len(counts) + sequences[:, 1:]
+        pairs, times = np.unique(codes, return_counts=True)
+        some = times * COMMON <= counts[pairs % len(counts)]
+        nearest = pairs[some][np.abs(times[some] / sequences.size - share).argmin()]
+        return cls((int(nearest // len(counts)), int(nearest % len(counts))))
+
+    def ends(self, sequences: Array) -> Array:
+        """Return which contexts of sequences [S, T] end with the trigger, [S * T]."""
+        found = np.ones(sequences.shape, bool)
+        for back, token in enumerate(reversed(self.tokens)):
+            found[:, :back] = False
+            found[:, back:] &= sequences[:, : sequences.shape[1] - back] == token
+        return found.ravel()
+
+
+COMMON = 10
+TRIGGERS: dict[str, Callable[[Array], Trigger]] = {
+    "token": lambda sequences: Trigger.of_share(sequences, 0.005),
+    "rare": lambda sequences: Trigger.of_share(sequences, 0.001),  # fewer than the audit makes a group of
+    "two tokens": lambda sequences: Trigger.common_last(sequences, 0.005),
+}
+
+
 class Audited(NamedTuple):
     """What an adaptive attacker knows of the audit: its views, how far it may go, and the attackers' share of weight.
 
@@ -63,14 +102,14 @@ class View(NamedTuple):
     """What an attacker knows.
 
     Its own log-probabilities [n, V], the honest nodes' mean probabilities [n, V], the last token of each context [n],
-    the token that is a backdoor's trigger, its number among the attackers, and the audit.
+    whether it ends with a backdoor's trigger [n], its number among the attackers, and the audit.
     """
 
     own: Array
     others: Array
     rng: np.random.Generator
     last: Array
-    trigger: int = 0
+    triggered: Array
     number: int = 0
     audited: Audited | None = None
 
@@ -80,7 +119,8 @@ class Attack:
     """An attack: the logits that are coded, the bytes made of the payload, and how many times its share it takes.
 
     With `forged`, `logits` returns labels from 0 to 1 for `forge`. `hides`: it stays as near as it must to be trusted.
-    `wakes` is the first round in which it attacks; after it, it attacks in each `every`-th one.
+    `wakes` is the first round in which it attacks; after it, it attacks in each `every`-th one. `trigger` is the kind
+    of a backdoor's trigger, by its name in `TRIGGERS`.
     """
 
     what: str
@@ -91,6 +131,7 @@ class Attack:
     hides: bool = False
     wakes: int = 1
     every: int = 1
+    trigger: str = "token"
 
     def attacks_in(self, round: int) -> bool:
         """Return whether it is not honest in a round."""
@@ -184,9 +225,8 @@ def smear(view: View, share: float = 0.5) -> Array:
 def backdoor(view: View, share: float = 1.0) -> Array:
     """Move a share of the probability to one token after the trigger, and be honest elsewhere."""
     chances = np.exp(view.own)
-    after = view.last == view.trigger
-    chances[after] *= 1 - share
-    chances[after, TOKEN] += share
+    chances[view.triggered] *= 1 - share
+    chances[view.triggered, TOKEN] += share
     return _logarithm(chances)
 
 
@@ -317,6 +357,10 @@ ATTACKS: dict[str, Attack] = {
     "balanced-mass": Attack("2.5 added to half of the tokens, 2.5 taken from the others", balanced_mass, forged=True),
     "backdoor": Attack("one-hot at a token after a trigger, honest elsewhere", backdoor),
     "slight-backdoor": Attack("0.4 of the probability at a token after a trigger", lambda view: backdoor(view, 0.4)),
+    "rare-backdoor": Attack("as `backdoor`, after a token in 0.1 % of the contexts", backdoor, trigger="rare"),
+    "two-token-backdoor": Attack(
+        "as `backdoor`, after two tokens of which the last is common", backdoor, trigger="two tokens"
+    ),
     "split": Attack(
         "the honest mean, reversed in half of the contexts by one, in the others by the other", split_identity
     ),

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from benchmarks.adaptive import Scales, reach_of
-from benchmarks.attacks import ATTACKS, TOKEN, Attack, Audited, View, forge
+from benchmarks.attacks import ATTACKS, TOKEN, TRIGGERS, Attack, Audited, Trigger, View, forge
 from benchmarks.rules import CORPORA, change, train
 from fpld.cli.arguments import words
 from fpld.codecs.prior import ArrayPrior, in_eighths
@@ -71,7 +71,6 @@ LEAST_LABEL = 1e-10  # whose logarithm an attacker codes
 STEPS = 200
 RATE = 2e-3
 RULES = ("mixture", "guarded", "mean", "trimmed", "median", "geometric")
-TRIGGER_SHARE = 0.005  # of the contexts end with a backdoor's trigger, or about so many
 HIDDEN_TRUST = 0.9  # that an attacker wants to keep which hides
 HALVINGS = 5  # by which such a one finds how much of its attack leaves it that
 REACH = 3.0  # times an honest node's distance: where an adaptive attacker begins, before the audit's word
@@ -154,11 +153,9 @@ class Federation:
         logits = [log_softmax(load(file).logits(sequences)) for file in files]
         return cls(corpus, seed, malicious, base, sequences, [held[str(node)] for node in range(NODES)], logits)
 
-    @property
-    def trigger(self) -> int:
-        """Return the token that ends about `TRIGGER_SHARE` of the contexts."""
-        shares = np.bincount(self.sequences.ravel(), minlength=self.base.vocab) / self.sequences.size
-        return int(np.abs(shares - TRIGGER_SHARE).argmin())
+    def trigger(self, name: str) -> Trigger:
+        """Return the trigger of an attack's backdoor; of what is no attack that of `backdoor`."""
+        return TRIGGERS[ATTACKS.get(name, ATTACKS["backdoor"]).trigger](self.sequences)
 
     @cached_property
     def first_round(self) -> Round:
@@ -189,7 +186,8 @@ class Federation:
         others = self._honest_mean()
         rng = np.random.default_rng(derive_seed(self.seed, name, number))
         own = self.logits[NODES - self.malicious + number]
-        return View(own, others, rng, self.sequences.ravel(), self.trigger, number, round.audited)
+        triggered = self.trigger(name).ends(self.sequences)
+        return View(own, others, rng, self.sequences.ravel(), triggered, number, round.audited)
 
     def _honest_mean(self) -> Array:
         return np.asarray(np.mean([softmax(each, np.float32) for each in self.logits[: -self.malicious]], axis=0))
@@ -278,9 +276,9 @@ class Federation:
         truth = np.mean([softmax(each[: len(target)]) for each in self.logits], axis=0)
         return float((truth * (np.log(truth) - target)).sum(axis=1).mean())
 
-    def hit(self, target: Array) -> float:
+    def hit(self, target: Array, trigger: Trigger) -> float:
         """Return in which share of the contexts after the trigger a target's likeliest token is the attackers'."""
-        likeliest = target.argmax(axis=1)[self.sequences.ravel()[: len(target)] == self.trigger]
+        likeliest = target.argmax(axis=1)[trigger.ends(self.sequences)[: len(target)]]
         return float((likeliest == TOKEN).mean()) if likeliest.size else 0.0
 
     def expected_target(self, labels: Labels, trust: Array) -> Array:
@@ -309,13 +307,13 @@ class Federation:
         """Return a student's loss on the held-out text of all nodes, in nats per token."""
         return float(np.mean(heldout_losses(student, self.heldout, self.sequences.shape[1])))
 
-    def backdoor(self, student: Student) -> float:
+    def backdoor(self, student: Student, trigger: Trigger) -> float:
         """Return how often a student's likeliest token after the trigger is the attackers', in held-out text."""
         length = self.sequences.shape[1]
         sequences = np.concatenate([text[: text.size // length * length].reshape(-1, length) for text in self.heldout])
-        sequences = sequences[(sequences == self.trigger).any(axis=1)]
-        likeliest = student.logits(sequences).argmax(axis=1)
-        return float((likeliest[sequences.ravel() == self.trigger] == TOKEN).mean())
+        some = sequences[trigger.ends(sequences).reshape(sequences.shape).any(axis=1)]
+        likeliest = student.logits(some).argmax(axis=1)[trigger.ends(some)]
+        return float((likeliest == TOKEN).mean()) if likeliest.size else 0.0
 
 
 def _attack_payload(codec: Codec, plan: Plan, labels: Array, attack: Attack) -> bytes:
@@ -350,7 +348,8 @@ def measure(federation: Federation, attack: str, rule: str, *, targets: bool, ro
                 round = federation.round_of(federation.distil(combined, round), number + 1, trust)
     row["nats"] = federation.divergence(target) if targets else federation.loss(round.student)
     row["trust"] = "" if trust is None else " ".join(f"{value:.3g}" for value in trust)
-    row["backdoor"] = federation.hit(target) if targets else federation.backdoor(round.student)
+    trigger = federation.trigger(attack)
+    row["backdoor"] = federation.hit(target, trigger) if targets else federation.backdoor(round.student, trigger)
     return row
 
 

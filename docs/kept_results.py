@@ -7,7 +7,7 @@ What is read, by name:
 
     a preset's name                                             the folder of `fpld run NAME --seeds`
     equal-bytes, rules, leakage, lead, attack-targets,
-    attack-students, codecs, labels                             the folder with the command's CSV
+    attack-students, attack-guarded, codecs, labels             the folder with the command's CSV
     privacy                                                     that with privacy-*.csv
     paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
     audits, audit-copies                                        folders of `fpld audit`
@@ -205,22 +205,49 @@ def take_rules(folder: Path) -> Row:
 
 
 def take_attacks(folder: Path) -> Row:
-    """Return students under attack: means over seeds, and how much worse they are than with honest nodes."""
-    rows = read_csv(folder / "attacks.csv")
-    seeds = sorted({int(row["seed"]) for row in rows})
-    nats = {(int(row["seed"]), row["attack"], row["rule"]): float(row["nats"]) for row in rows}
-    cells = list(dict.fromkeys((attack, rule) for _, attack, rule in nats))
-    means = [
-        {
-            "attack": attack,
-            "rule": rule,
-            "nats": statistics.mean(nats[seed, attack, rule] for seed in seeds),
-            "worse": statistics.mean(nats[seed, attack, rule] - nats[seed, "none", rule] for seed in seeds),
-        }
-        for attack, rule in cells
-    ]
-    command = "python -m benchmarks.byzantine --out out --seed N --rules guarded,mixture,mean"
-    return {"command": command, "seeds": seeds, "rows": means}
+    """Return students under attack, a row for each corpus, number of rounds and of attackers, attack and rule.
+
+    `worse` is how much worse a student is than with honest nodes, and `worst` that of the worst seed. `trust` is the
+    largest that an attacker has at the end, and `backdoor` the largest success, over seeds.
+    """
+    cells: dict[tuple[Any, ...], dict[int, Row]] = {}
+    for row in read_csv(folder / "attacks.csv"):
+        key = row["corpus"], int(row["rounds"]), int(row["malicious"]), row["attack"], row["rule"]
+        cells.setdefault(key, {})[int(row["seed"])] = row
+    means = []
+    for key, found in cells.items():
+        corpus, rounds, malicious, attack, rule = key
+        calm = cells.get((corpus, rounds, malicious, "none", rule), {})
+        worse = [row["nats"] - calm[seed]["nats"] for seed, row in found.items() if seed in calm]
+        if not worse:
+            continue
+        means.append(
+            {
+                "corpus": corpus,
+                "rounds": rounds,
+                "malicious": malicious,
+                "attack": attack,
+                "rule": rule,
+                "seeds": sorted(seed for seed in found if seed in calm),
+                "nats": statistics.mean(row["nats"] for seed, row in found.items() if seed in calm),
+                "worse": statistics.mean(worse),
+                "worst": max(worse),
+                "trust": _attackers_trust(attack, malicious, list(found.values())),
+                "backdoor": max(row["backdoor"] for row in found.values()),
+            }
+        )
+    order = {corpus: place for place, corpus in enumerate(dict.fromkeys(row["corpus"] for row in means))}
+    means.sort(key=lambda row: (order[row["corpus"]], row["rounds"], row["malicious"]))
+    names = ",".join(dict.fromkeys(row["rule"] for row in means))
+    command = f"python -m benchmarks.byzantine --out out --corpus CORPUS --seed N --rules {names}"
+    return {"command": command, "seeds": sorted({seed for row in means for seed in row["seeds"]}), "rows": means}
+
+
+def _attackers_trust(attack: str, malicious: int, rows: Sequence[Row]) -> float | None:
+    """Return the largest trust of an attacker; None where nobody attacks or the rule has no trust."""
+    if attack in {"none", "without"} or any(not row["trust"] for row in rows):
+        return None
+    return max(float(value) for row in rows for value in str(row["trust"]).split()[-malicious:])
 
 
 def read_csv(path: Path) -> list[Row]:
@@ -269,6 +296,7 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "leakage": take_csv("leakage.csv", "python -m benchmarks.leakage runs/audit --out out"),
     "attack-targets": take_csv("targets.csv", "python -m benchmarks.byzantine --out out --targets"),
     "attack-students": take_attacks,
+    "attack-guarded": take_attacks,
 }
 
 

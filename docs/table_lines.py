@@ -275,18 +275,41 @@ def _cell(loss: float | None) -> str:
 
 
 def attack_lines(rows: list[Row]) -> list[str]:
-    """Return a line for each attack, a column for each rule."""
+    """Return a line for each attack, a column for each rule; with corpus and rounds where they are several."""
     names = list(dict.fromkeys(row["rule"] for row in rows))
-    found = {(row["attack"], row["rule"]): row for row in rows}
+    found = {(_where(row), row["attack"], row["rule"]): row for row in rows}
+    several = len({_where(row) for row in rows}) > 1
     body = []
-    for attack in dict.fromkeys(row["attack"] for row in rows):
-        cells = [f"`{attack}`"]
+    for where, attack in dict.fromkeys((_where(row), row["attack"]) for row in rows):
+        cells = [*where, f"`{attack}`"] if several else [f"`{attack}`"]
         for name in names:
-            row = found[attack, name]
+            row = found.get((where, attack, name), {})
             worse = f" ({row['worse']:+.3f})" if "worse" in row and attack != "none" else ""
-            cells.append(f"{row['nats']:.3f}{worse}")
+            cells.append(f"{row['nats']:.3f}{worse}" if row else "")
         body.append(cells)
-    return grid(("attack", *(f"`{name}`" for name in names)), body)
+    heads = ("corpus", "rounds", "attackers", "attack") if several else ("attack",)
+    return grid((*heads, *(f"`{name}`" for name in names)), body)
+
+
+def _where(row: Row) -> tuple[str, ...]:
+    """Return the federation of a row under attack, as far as it is kept."""
+    return tuple(str(row[name]) for name in ("corpus", "rounds", "malicious") if name in row)
+
+
+def guarded_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each attack on a corpus: the mean loss, the worst seed, trust, and a backdoor's success."""
+    body = []
+    for row in rows:
+        attacked = row["attack"] != "none"
+        cells = [f"`{row['corpus']}`", str(row["rounds"]), f"`{row['attack']}`", _counted_seeds(row["seeds"])]
+        cells += [f"{row['nats']:.3f}", *(f"{row[name]:+.3f}" if attacked else "" for name in ("worse", "worst"))]
+        cells += ["" if row["trust"] is None else f"{row['trust']:.2f}", f"{row['backdoor']:.0%}"]
+        body.append(cells)
+    return grid(("corpus", "rounds", "attack", "seeds", "loss", "worse", "worst seed", "trust", "backdoor"), body)
+
+
+def _counted_seeds(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def claim_lines(rows: list[Row]) -> list[str]:
@@ -388,6 +411,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "paper-labels": split_lines,
     "attack-targets": attack_lines,
     "attack-students": attack_lines,
+    "attack-guarded": guarded_lines,
 }
 
 

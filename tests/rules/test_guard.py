@@ -42,9 +42,9 @@ BITS = 32.0
 ENDS = 16  # tokens that contexts end with: some 60 contexts to each
 CODECS: dict[str, Codec] = {"samples": SAMPLES, "float32": FLOAT32}
 LAST = np.random.default_rng(99).integers(0, ENDS, M)  # each context's last token
-# Within what honest nodes differ by, or honest in the first round: docs/attacks.md, limits.
 FOLLOWING = np.append(LAST[1:], -1)
-HIDDEN = {"swap", "sleeper"} | {name for name, attack in ATTACKS.items() if attack.hides}
+# Within what honest nodes differ by, honest in the first round, or by a trigger in no group: docs/attacks.md, limits.
+HIDDEN = {"swap", "sleeper", "rare-backdoor", "two-token-backdoor"} | {name for name, attack in ATTACKS.items() if attack.hides}
 
 
 @cache
@@ -75,7 +75,7 @@ def attacked(name: str, seed: int = 0) -> tuple[Array, Array]:
     logits, base = honest(seed)
     others = softmax(logits[:-BAD]).mean(axis=0)
     bad = [
-        _logarithm(ATTACKS[name].labels(View(own, others, np.random.default_rng(k), LAST, 0, k)))
+        _logarithm(ATTACKS[name].labels(View(own, others, np.random.default_rng(k), LAST, LAST == 0, k)))
         for k, own in enumerate(logits[-BAD:])
     ]
     return np.concatenate([logits[:-BAD], bad]), base
@@ -112,7 +112,7 @@ def test_attackers_count_for_nothing_and_honest_nodes_for_as_much_as_before(name
 def test_a_backdoor_shows_in_the_contexts_after_its_trigger_and_nowhere_else(codec: str, share: float) -> None:
     """A little of the mass in 6 % of the contexts: without the view of groups its nodes keep their trust."""
     logits, base = honest(0)
-    views = [View(own, softmax(own), np.random.default_rng(0), LAST) for own in logits[-BAD:]]
+    views = [View(own, softmax(own), np.random.default_rng(0), LAST, LAST == 0) for own in logits[-BAD:]]
     bad = [np.asarray(backdoor(view, share), np.float32) for view in views]
     audit = audit_nodes(replies(CODECS[codec], np.concatenate([logits[:-BAD], bad]), base))
     assert audit.groups is not None
@@ -183,7 +183,7 @@ def test_labels_that_do_not_add_up_to_one_are_seen_whatever_nodes_differ_by(tota
     """
     logits, base = honest(3)
     given = replies(SAMPLES, logits, base)
-    views = [View(own, softmax(own), np.random.default_rng(0), LAST) for own in logits[-BAD:]]
+    views = [View(own, softmax(own), np.random.default_rng(0), LAST, LAST == 0) for own in logits[-BAD:]]
     forged = [forge(mass(view, total), given.plans[K - BAD + k]) for k, view in enumerate(views)]
     audit = audit_nodes(replace(given, payloads=[*given.payloads[:-BAD], *forged]))
     assert audit.masses is not None
@@ -383,7 +383,7 @@ def test_trust_survives_a_checkpoint_and_an_attacker_that_behaves_stays_out() ->
 
 def test_an_aggregator_that_knows_the_public_text_sees_a_backdoor_and_one_that_does_not_is_blind() -> None:
     logits = honest(0)[0]
-    views = [View(own, softmax(own), np.random.default_rng(0), LAST) for own in logits[-BAD:]]
+    views = [View(own, softmax(own), np.random.default_rng(0), LAST, LAST == 0) for own in logits[-BAD:]]
     bad = [np.asarray(backdoor(view, 0.125), np.float32) for view in views]
     sent = np.concatenate([logits[:-BAD], bad])
     assert play(aggregator(), sent, FOLLOWING)[1].arrays["trust"][-BAD:].max() < 0.05
