@@ -50,7 +50,7 @@ def loss(labels: Array) -> float:
 
 def test_adaptive_labels_do_harm_the_more_the_farther_they_may_go_and_stay_probabilities() -> None:
     honest = nodes().mean(axis=0)
-    reach = reach_of(nodes(), scales(), 1.5)
+    reach = reach_of(list(nodes()), scales(), 1.5)
     worst = worst_labels(honest, scales(), reach, WEIGHT)
     less = worst_labels(honest, scales(), half_reach(reach), WEIGHT)
     assert loss(honest) < loss(less) < loss(worst)
@@ -62,7 +62,7 @@ def test_adaptive_labels_do_harm_the_more_the_farther_they_may_go_and_stay_proba
 def test_adaptive_labels_keep_near_the_reach_in_every_view() -> None:
     """The penalty lets them go somewhat beyond; without one they would be many times as far off."""
     honest = nodes().mean(axis=0)
-    reach = reach_of(nodes(), scales(), 1.5)
+    reach = reach_of(list(nodes()), scales(), 1.5)
     free = reach._replace(each=1e9, whole=1e9, relative_each=1e9, relative_whole=1e9, after=np.full(V, 1e9))
     held = reach_of([worst_labels(honest, scales(), reach, WEIGHT), *[honest] * (K - 1)], scales(), 1.0)
     assert held.each < 2 * reach.each

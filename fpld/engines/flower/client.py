@@ -7,6 +7,7 @@ no reply that is larger than its task allows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from flwr.clientapp.typing import ClientAppCallable, Mod
 
 
+frame_limit: ContextVar[int | None] = ContextVar("frame_limit", default=None)
+"""The most bytes of the frame that answers the message in work, as the handler of this thread has found it."""
+
 Work = Callable[[], Sequence[bytes]]
 Runner = Callable[[Site, Work, float], Sequence[bytes]]
 
@@ -59,24 +63,31 @@ def redact_errors(message: Message, context: Context, call_next: ClientAppCallab
 def budget_guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Refuse a round's reply unless it is one frame within the task's budget and, at most, an evaluation.
 
-    A mod of Flower's. In an app of your own it keeps the bit budget, whatever the other mods do.
+    A mod of Flower's. It keeps the bit budget, whatever the other mods do. The limit is that of the task which the
+    handler has parsed in its sandbox: this process parses none.
 
     Raises
     ------
     BudgetError
-        If the reply is larger, or holds anything else. Nothing is sent then.
+        If the reply is larger, or holds anything else, or no handler said a limit. Nothing is sent then.
     """
     if message.metadata.message_type != MessageType.TRAIN:
         return call_next(message, context)
-    reply = call_next(message, context)
+    before = frame_limit.set(None)
+    try:
+        reply = call_next(message, context)
+        max_bytes = frame_limit.get()
+    finally:
+        frame_limit.reset(before)
     if not reply.has_content():
         return reply
-    # Only now: the handlers have checked that the task is the aggregator's own.
-    plan = unpack_task(message.content).plan
+    if max_bytes is None:
+        raise BudgetError(
+            "a reply must come from the handler of fpld, which says how large it may be: nothing was sent"
+        )
     frame = read_field(reply.content, "frame", FRAME)
     fields = field_names(reply.content)
     evaluation = read_field(reply.content, "letter", SIGNED_MESSAGE) if "letter" in fields else b""
-    max_bytes = OVERHEAD_BYTES + plan.budget_bytes
     if not fields <= {"frame", "letter"} or len(frame) > max_bytes:
         raise BudgetError(
             f"a reply must be one frame of at most {max_bytes} bytes, got {len(frame)} bytes in {sorted(fields)}: "
@@ -153,9 +164,11 @@ def client_app(
             append_log(site.folder, f"round {plan.round}: training, at most {most} bytes to send")
             answer = handlers.handle_train(site, signed, task, unpack_files(content), _student(content))
             append_log(site.folder, f"round {plan.round}: sending {len(answer.frame)} bytes")
-            return (answer.frame,) if answer.evaluation is None else (answer.frame, answer.evaluation)
+            limit = str(most).encode()
+            return (limit, answer.frame) if answer.evaluation is None else (limit, answer.frame, answer.evaluation)
 
-        frame, *evaluation = runner(site, work, message.metadata.ttl)
+        limit, frame, *evaluation = runner(site, work, message.metadata.ttl)
+        frame_limit.set(int(limit))
         fields = {"frame": (frame, FRAME)}
         if evaluation:
             fields["letter"] = evaluation[0], SIGNED_MESSAGE

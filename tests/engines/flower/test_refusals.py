@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from fpld.engines.flower.client import budget_guard
+from fpld.engines.flower.client import budget_guard, frame_limit
 from fpld.engines.flower.credentials import make_node_keys, sign_message
 from fpld.engines.flower.messages import (
     FRAME,
@@ -18,7 +18,6 @@ from fpld.engines.flower.messages import (
     add_field,
     field_names,
     pack_fields,
-    pack_task,
     read_field,
     unpack_task,
 )
@@ -26,16 +25,16 @@ from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.site import handlers
 from fpld.engines.flower.site.config import open_site
 from fpld.errors import BudgetError, InputError, ProtocolError, QuorumError
-from fpld.protocol import Task
 from fpld.protocol.wire import HEADER, encode_frame
 from fpld.registry import codecs
 from fpld.storage.run_folder import RunFolder
-from fpld.types import Plan
 from tests.engines.flower.conftest import Deployment, InProcessGrid
 from tests.engines.flower.test_operations import rows
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from fpld.protocol import Task
 
 QUORUM = ("rounds = 3", "rounds = 2\nquorum = 2")
 
@@ -154,18 +153,27 @@ def test_an_over_budget_frame_at_both_ends(two_of_three: Deployment) -> None:
 
     grid.tamper = fatten
     assert all("bytes under this plan's budget, got" in lines[0] for lines in refused(two_of_three, grid))
-    plan = Plan(run_key=bytes(16), round=1, node=0, probe=bytes(32), contexts=4, vocab=4, bits=8.0)
-    message = Message(pack_task(Task(plan, "uniform")), 1, "train")
+    # What came as a task is not parsed again, outside the sandbox: it is no task at all here.
+    message = Message(pack_fields(task=(b"no task", FRAME)), 1, "train")
     context = Context(1, 1, {}, RecordDict(), {})
+
+    def guarded(limit: int | None, content: RecordDict) -> Message:
+        def handle(asked: Message, _context: Context) -> Message:
+            frame_limit.set(limit)
+            return Message(content, reply_to=asked)
+
+        return budget_guard(message, context, handle)
+
     for content in (
         pack_fields(frame=(bytes(141), FRAME)),
         pack_fields(frame=(bytes(140), FRAME), more=(b"text", FRAME)),
     ):
         with pytest.raises(BudgetError, match=r"one frame of at most 140 bytes, got .* nothing was sent"):
-            budget_guard(message, context, lambda m, _c, content=content: Message(content, reply_to=m))  # type: ignore[misc]
-    assert budget_guard(
-        message, context, lambda m, _c: Message(pack_fields(frame=(bytes(140), FRAME)), reply_to=m)
-    ).has_content()
+            guarded(140, content)
+    whole = pack_fields(frame=(bytes(140), FRAME))
+    assert guarded(140, whole).has_content()
+    with pytest.raises(BudgetError, match="nothing was sent"):  # the limit of the message before does not hold
+        guarded(None, whole)
 
 
 def test_a_site_with_a_limit_of_its_own(two_of_three: Deployment) -> None:
@@ -174,7 +182,7 @@ def test_a_site_with_a_limit_of_its_own(two_of_three: Deployment) -> None:
     two_of_three.serve(two_of_three.grid())
     ((node, state, reason),) = absent(two_of_three)[0]
     assert (node, state) == ("east", "failed")
-    assert reason == "limit: the request goes beyond what this site allows"
+    assert reason == "limit: the request goes beyond what this node allows"
     assert "this node's file allows 1000 (most_bytes)" in (file.parent / "log.txt").read_text()
 
 
@@ -184,7 +192,7 @@ def test_an_unregistered_key_under_a_registered_name(two_of_three: Deployment) -
         (home / secret).unlink()
     make_node_keys(home, "south")
     two_of_three.serve(two_of_three.grid())
-    turned = "a node was turned away: a message's tag does not match: it was altered, or made with another key"
+    turned = "a node was refused: a message's tag does not match: it was altered, or made with another key"
     assert turned in two_of_three.log()
     for line in two_of_three.trace():
         assert line["nodes"] == ["north", "east"]
@@ -195,7 +203,7 @@ def test_a_name_that_is_not_of_the_federation_and_an_old_answer(two_of_three: De
     file = two_of_three.node_files[2]
     file.write_text(file.read_text().replace("'south'", "'west'"))
     two_of_three.serve(two_of_three.grid())
-    assert "a node was turned away: 'west' is not a node of this federation" in two_of_three.log()
+    assert "a node was refused: 'west' is not a node of this federation" in two_of_three.log()
     file.write_text(file.read_text().replace("'west'", "'south'"))
     grid = two_of_three.grid()
     old: dict[str, bytes] = {}
@@ -214,7 +222,7 @@ def test_a_name_that_is_not_of_the_federation_and_an_old_answer(two_of_three: De
     )
     with pytest.raises(QuorumError):  # a run of its own would have a session of its own
         two_of_three.serve(grid, "two")
-    assert "a node was turned away: south: its answer is to another question" in two_of_three.log("two")
+    assert "a node was refused: south: its answer is to another question" in two_of_three.log("two")
 
 
 @pytest.mark.parametrize("what", ["probe", "tokenizer"])
@@ -240,7 +248,7 @@ def test_a_node_that_does_not_answer_and_one_that_crashes(two_of_three: Deployme
     text = two_of_three.folder / "texts/east"
     text.rename(text.with_name("gone"))
     two_of_three.serve(grid)
-    failed = "east", "failed", "setup: the site's own text, files or settings do not do"
+    failed = "east", "failed", "setup: the node's own text, files or settings do not do"
     said = (two_of_three.node_files[1].parent / "log.txt").read_text()
     assert f"{text} does not exist: give the path of an existing file or folder" in said
     assert absent(two_of_three) == [[failed], [failed]]
@@ -308,7 +316,7 @@ def test_a_node_that_lost_its_disk_gets_all_that_it_needs_again(two_of_three: De
     grid.tamper = lose
     two_of_three.file.write_text(two_of_three.text.replace("rounds = 2", "rounds = 4"))
     two_of_three.serve(grid)
-    lost = "east", "failed", "message: the message is not one that this site can act on"
+    lost = "east", "failed", "message: the message is not one that this node can act on"
     assert "the student of the last round is not here" in (two_of_three.node_files[1].parent / "log.txt").read_text()
     assert absent(two_of_three) == [[], [lost], [], [lost]]
 
