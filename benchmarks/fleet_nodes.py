@@ -38,7 +38,7 @@ from fpld.engines.flower.messages import (
     unpack_files,
     unpack_task,
 )
-from fpld.engines.flower.patches.long_poll import LongPollClient
+from fpld.engines.flower.patches.connection import LongPollClient
 from fpld.engines.flower.patches.polling import set_heartbeat_interval
 from fpld.engines.flower.site import handlers
 from fpld.engines.flower.site.config import NodeFile, open_site

@@ -11,8 +11,9 @@ peace:
 - processor seconds of a round, of a node's processes (the mean over nodes) and of the aggregator's;
 - the most memory that these processes have held, what they share counted in parts.
 
-Then SIGKILL takes a node and the aggregator by turns, at random moments of a round, and the seconds count until a
-message of the run comes again. At last the trace is compared with that of an undisturbed run, as far as it has come.
+Then SIGKILL takes a node, the SuperLink and the aggregator by turns, at random moments of a round, and the seconds
+count until a message of the run comes again. At last the trace is compared with that of an undisturbed run, as far as
+it has come.
 
 Rows are kept in the folder, and the kills that are there already count: the same command, or one with more kills, goes
 on. With `--kills 0` nothing is killed.
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.fleet import processes, pss
 from benchmarks.flower_overhead import Relay, Rounds, worked
-from benchmarks.kill_lab import LAST, PATIENCE, Lab
+from benchmarks.kill_lab import KINDS, LAST, PATIENCE, Lab
 from fpld.engines.flower.patches import ALL, NONE, PATCHES
 from tests.engines.flower.conftest import NAMES
 from tests.engines.flower.machines import rounds
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
     from tests.engines.flower.machines import Machines
 
-KINDS = ("node", "aggregator")
 CHOICES = (NONE, *(patch.name for patch in PATCHES), ALL)
 ROUNDS_PER_KILL = 3  # which a federation has for each kill
 PEACE_SECONDS = 900.0  # in which the rounds before the first kill must be done
@@ -154,7 +154,7 @@ def measure(choice: str, kills: int, count: int, rng: random.Random) -> Row:
     relays: dict[str, Relay] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        total = count + LAST + 2 * ROUNDS_PER_KILL * kills
+        total = count + LAST + len(KINDS) * ROUNDS_PER_KILL * kills
         seen = Rounds(folder / "flower", relays)
         lab = None
         try:
@@ -202,7 +202,7 @@ def report(rows: Sequence[Row]) -> None:
 def main() -> int:
     """Read the arguments, measure, and keep what was found."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flower_patches", description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="of a node, and of the aggregator (default: 20)")
+    parser.add_argument("--kills", type=int, default=20, help="of each kind (default: 20)")
     parser.add_argument("--rounds", type=int, default=4, help="before the first kill (default: 4)")
     parser.add_argument("--choices", default=",".join(CHOICES), help="none, auto, names of patches")
     parser.add_argument("--seed", type=int, default=0)

@@ -95,7 +95,7 @@ class Lab:
         return time.time(), self._listening(now=True)
 
     def _superlink(self, _name: str) -> tuple[float, float]:
-        (identity,) = self.machines.processes(holding="patches.superlink")
+        (identity,) = self.machines.processes(holding="--database")  # no other program has this option
         begun = time.time()
         os.kill(identity, signal.SIGKILL)
         self._listening(now=False)

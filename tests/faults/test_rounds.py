@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fpld.budget.policy import Budget
-from fpld.engines.flower.patches.exchange import exchange
+from fpld.engines.flower.exchange import exchange
 from fpld.errors import QuorumError
 from fpld.protocol import Aggregator, Node, Settings
 

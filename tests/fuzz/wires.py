@@ -5,24 +5,30 @@ from __future__ import annotations
 import contextlib
 import json
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fpld.budget.policy import Budget
 from fpld.codecs import encode, make_prior
 from fpld.codecs.base import MAX_LOGIT
-from fpld.engines.flower.messages import FRAME, content_bytes, pack_fields, read_field
-from fpld.engines.flower.patches.receive import SLACK_BYTES, SentMessage
+from fpld.engines.flower import client, client_app
+from fpld.engines.flower.credentials import INVITATION, make_certificates, sign_message
+from fpld.engines.flower.exchange import SLACK_BYTES, SentMessage
+from fpld.engines.flower.messages import FRAME, SIGNED_MESSAGE, STUDENT, TASK, content_bytes, pack_fields, read_field
+from fpld.engines.flower.site.config import Invitation, init_node, open_site
+from fpld.engines.flower.site.errors import SiteError
 from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
 from fpld.protocol import Aggregator, Node, Settings, Task
+from fpld.protocol.shared_prior import PriorNotes
 from fpld.protocol.states import AGGREGATOR, AggregatorEvent, AggregatorPhase
 from fpld.protocol.wire import HEADER, decode_frame, encode_frame
 from fpld.registry import codecs
 from fpld.storage.arrays import dump_arrays, parse_arrays
 from tests.engines.flower.link import NODE, Link, LinkedGrid, pulled
-from tests.fuzz.target import Target, disturbed, mutated
+from tests.fuzz.target import Target, disturbed, limited_memory, mutated, odd
 from tests.helpers import make_plan
 
 if TYPE_CHECKING:
@@ -184,27 +190,108 @@ def _frame(aggregator: Aggregator, tasks: Any, accepted: Any, old: Any, rng: np.
         raise AssertionError(f"a right frame was refused: {receipt.reason}")
 
 
-def tasks(_folder: Path) -> Once:
-    """Tasks at a node, altered in their head, their arrays or their bytes."""
-    prior = make_prior(np.random.default_rng(0).normal(0, 2, (6, 50)))
-    task = Task(make_plan(probe=PROBE, prior=prior), "predictive", arrays={"w": np.ones((2, 3), np.float32)})
-    data = task.to_bytes()
-    arrays, metadata = parse_arrays(data, "task")
-    head = json.loads(metadata["task"])
+MAX_TASK_BYTES = 1 << 20
+"""Memory that a node may take for a task of some kilobytes, whatever sizes it claims."""
+CLAIMS = (2**16, 2**24, 2**31 - 1, 2**32 - 1, 2**40, 2**63)
 
-    def once(rng: np.random.Generator) -> int:
-        hostile = mutated(data, rng)
-        if rng.random() < 0.6:
-            changed = {**metadata, "task": json.dumps(disturbed(head, rng))}
-            hostile = dump_arrays(arrays, changed)
+
+def _claiming(head: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Return a task's head that claims large sizes."""
+    names = rng.permutation(["contexts", "vocab", "bits", "slots", "written"])[: int(rng.integers(1, 4))]
+    return head | {"plan": head["plan"] | {str(name): int(rng.choice(CLAIMS)) for name in names}}
+
+
+def tasks(_folder: Path) -> Once:
+    """Tasks at a node, altered in their head, their arrays, their sizes or their bytes: refused in little memory."""
+    logits = np.random.default_rng(0).normal(0, 2, (6, 50))
+    with_prior = make_plan(probe=PROBE, prior=make_prior(logits))
+    # Its head claims sizes, and nothing else in it is as large.
+    notes = PriorNotes((6, 50), np.zeros(1, np.int32), np.zeros(0, np.uint16), np.zeros((1, 8), np.uint8))
+    good = [
+        Task(with_prior, "predictive", arrays={"w": np.ones((2, 3), np.float32)}).to_bytes(),
+        Task(make_plan(probe=PROBE), "samples", notes=notes).to_bytes(),
+    ]
+    parsed = [(*parse_arrays(data, "task"), data) for data in good]
+
+    def receive(data: bytes) -> None:
         with contextlib.suppress(InputError, ProtocolError):
-            received = Task.from_bytes(hostile)
+            received = Task.from_bytes(data)
             node, _ = Node(1, PROBE).receive(received)
             with contextlib.suppress(FpldError):
                 node.answer(received, np.zeros((6, 50), np.float32))
+
+    def once(rng: np.random.Generator) -> int:
+        arrays, metadata, data = parsed[int(rng.integers(len(parsed)))]
+        hostile = mutated(data, rng)
+        if rng.random() < 0.7:
+            head = json.loads(metadata["task"])
+            head = _claiming(head, rng) if rng.random() < 0.3 else disturbed(head, rng)
+            hostile = dump_arrays(arrays, {**metadata, "task": json.dumps(head)})
+        with limited_memory(MAX_TASK_BYTES):
+            receive(hostile)
         return 1
 
+    for data in good:
+        receive(data)  # compiles kernels, which takes memory
     return once
+
+
+def messages(folder: Path) -> Once:
+    """Messages at a node whose tag is wrong, with a task that claims anything: refused, and the task is not parsed."""
+    _pretend_to_be_in_a_run()
+    certificates = folder / "certs"
+    make_certificates(certificates, "127.0.0.1:8000", ["localhost"], days=2)
+    init_node(folder / "north", "north", Invitation.read(certificates / INVITATION), 'data = "texts"')
+    file = folder / "north/node.toml"
+    app = client_app()
+    plan = make_plan(probe=PROBE)
+    metadata = Task(plan, "samples").metadata()
+    body = {"session": "ab" * 32, "part": {"name": "north"}, "task": "cd" * 32, "round": 1, "files": [], "wire": 1}
+    key = open_site(file).secret(bytes.fromhex("ab" * 32))
+
+    def letter(kind: str, rng: np.random.Generator) -> bytes:
+        right = sign_message(key, body | {"kind": kind})
+        said = body | {"kind": kind}
+        if rng.random() < 0.5:
+            said = {**said, "session": odd(rng)} if rng.random() < 0.3 else _mapping(disturbed(said, rng))
+        forged = sign_message(rng.bytes(32), said)
+        return mutated(right, rng) if rng.random() < 0.3 else forged
+
+    def once(rng: np.random.Generator) -> int:
+        kind = str(rng.choice(["train", "train", "evaluate", "query.join"]))
+        head = _claiming(json.loads(metadata["task"]), rng)
+        hostile = dump_arrays({}, {**metadata, "task": json.dumps(head)})
+        sent = letter("join" if kind == "query.join" else kind, rng)
+        content = pack_fields(letter=(sent, SIGNED_MESSAGE), task=(hostile, TASK), student=(rng.bytes(99), STUDENT))
+        message = Message(content, NODE, kind)
+        with (
+            mock.patch.object(client, "unpack_task", side_effect=client.unpack_task) as parse,
+            limited_memory(MAX_TASK_BYTES),
+            contextlib.suppress(SiteError),
+        ):
+            app(message, _context(file))
+            if kind != "query.join":  # which only asks who is there, and is answered under the node's own tag
+                raise AssertionError("a message with a wrong tag was answered")
+        if parse.called:
+            raise AssertionError("a task was parsed before the tag was checked")
+        return 1
+
+    right = sign_message(key, body | {"kind": "join", "challenge": "x"})
+    app(Message(pack_fields(letter=(right, SIGNED_MESSAGE)), NODE, "query.join"), _context(file))
+    return once
+
+
+def _context(file: Path) -> Context:
+    return Context(1, NODE, {"node": str(file)}, RecordDict(), {})
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _pretend_to_be_in_a_run() -> None:
+    for name, value in (("_task_id", 1), ("_run_id", 1), ("_node_id", 1)):
+        setattr(TaskIdentity, name, value)  # Flower makes messages only inside a run
 
 
 def headers(_folder: Path) -> Once:
@@ -231,8 +318,7 @@ def headers(_folder: Path) -> Once:
 
 def replies(_folder: Path) -> Once:
     """Replies over Flower whose pieces are altered: refused, or within the size that was stated."""
-    for name, value in (("_task_id", 1), ("_run_id", 1), ("_node_id", 1)):
-        setattr(TaskIdentity, name, value)  # Flower makes messages only inside a run
+    _pretend_to_be_in_a_run()
     asked = Message(pack_fields(frame=(b"task", FRAME)), NODE, "train")
     most = 300
     asked.metadata.__dict__["_message_id"] = "question 0"
@@ -261,6 +347,7 @@ TARGETS = [
     Target("headers", "frames", 1, headers),
     Target("payloads", "payloads", 16, payloads),
     Target("events", "protocol events", 5, events),
-    Target("tasks", "tasks", 1, tasks),
+    Target("tasks", "tasks", 2, tasks),
+    Target("messages", "messages with wrong tags", 2, messages),
     Target("replies", "replies", 1, replies),
 ]

@@ -19,7 +19,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fpld.config.sections import MOST_MESSAGE
-from fpld.engines.flower.patches.objects import serialized_bytes
 from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
 from fpld.errors import ProtocolError, SizeError
 from fpld.federation.record import array_kinds
@@ -262,10 +261,21 @@ def transport_bytes(content: RecordDict) -> int:
     small = [(name, key, 0) for name, record in content.config_records.items() for key in record]
     form = tuple(sorted((name, key, -(-size // _CHUNK_BYTES)) for name, key, size in [*arrays, *small]))
     if form not in _overheads:
-        _overheads[form] = serialized_bytes(content) - content_bytes(content)
+        _overheads[form] = _serialized_bytes(content) - content_bytes(content)
         while len(_overheads) > _MAX_OVERHEAD_FORMS:
             del _overheads[next(iter(_overheads))]
     return _overheads[form]
+
+
+def _serialized_bytes(content: RecordDict) -> int:
+    """Return how many bytes Flower sends for a content: it is a tree of objects, of which equal ones are sent once."""
+    sizes: dict[str, int] = {}
+    left: list[Any] = [content]
+    while left:
+        item = left.pop()
+        sizes[item.object_id] = len(item.deflate())
+        left += (item.children or {}).values()
+    return sum(sizes.values())
 
 
 def _size(content: RecordDict, name: str, stype: str) -> int:

@@ -18,9 +18,8 @@ from flwr.app import Message
 
 from fpld.engines.flower.answer_schema import MAX_ANSWER_BYTES, Joined
 from fpld.engines.flower.credentials import SignedMessage, sign_message
+from fpld.engines.flower.exchange import LOST_CODE, Exchange, explain
 from fpld.engines.flower.messages import SIGNED_MESSAGE, pack_fields, read_field
-from fpld.engines.flower.patches.exchange import Exchange, explain
-from fpld.engines.flower.patches.receive import LOST_CODE
 from fpld.errors import FpldError, ProtocolError
 from fpld.protocol.wire import VERSION
 from fpld.validation import printable, shortened_list
@@ -179,7 +178,7 @@ class Roster:
         try:
             self._admit(request.identity, read_field(reply.content, "letter", SIGNED_MESSAGE), request.challenge)
         except FpldError as error:
-            log.warning("a node was turned away: %s", error)
+            log.warning("a node was refused: %s", error)
 
     def _admit(self, identity: int, data: bytes, challenge: str) -> None:
         message = SignedMessage.parse(data)
@@ -213,7 +212,7 @@ class Roster:
         seen = self._instances.setdefault(index, [])
         if seen and instance != seen[-1] and instance in seen:
             log.warning(
-                "%s answers from two processes with one key, by turns: a site is started once; stop one of them",
+                "%s answers from two processes with one key, by turns: a node is started once; stop one of them",
                 self.names[index],
             )
         if not seen or instance != seen[-1]:

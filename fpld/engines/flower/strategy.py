@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fpld.engines.base import CollectedReplies
 from fpld.engines.flower.answer_schema import MAX_ANSWER_BYTES, Evaluated, EvaluationReplies
 from fpld.engines.flower.credentials import SignedMessage, sign_message
+from fpld.engines.flower.exchange import exchange, explain
 from fpld.engines.flower.messages import (
     FRAME,
     SIGNED_MESSAGE,
@@ -39,7 +40,6 @@ from fpld.engines.flower.messages import (
     read_field,
     uplink_by_kind,
 )
-from fpld.engines.flower.patches.exchange import exchange, explain
 from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
 from fpld.errors import FpldError, ProtocolError, StorageError
 from fpld.federation.evaluation import write_own

@@ -20,13 +20,15 @@ from flwr.proto.runtime_pb2 import GetNodesResponse, PullAppMessagesRequest, Pul
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fpld.engines.flower.patches.receive import ReplyPull, SentMessage, poll_replies
+from fpld.engines.flower.patches.receive import PieceByPiece, poll_announcements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from flwr.app import Message
     from flwr.serverapp import Grid
+
+    from fpld.engines.flower.exchange import SentMessage
 
 NODE = 7
 
@@ -80,8 +82,8 @@ class Link:
 
 def pulled(grid: Grid, asked: SentMessage) -> Message | None:
     """Return a reply as soon as it is whole; None if none is announced."""
-    pull = ReplyPull(grid, asked)
-    if found := poll_replies(grid, {asked.identity: pull}):
+    pull = PieceByPiece(grid, asked)
+    if found := poll_announcements(grid, {asked.identity: pull}):
         return found[0]
     while pull.announced:
         if (reply := pull.step()) is not None:

@@ -165,7 +165,7 @@ def test_nodes_that_are_killed_while_they_write_send_what_they_would_have_sent(
     with monkeypatch.context() as patches:
         patches.setattr("fpld.node.writing.encode_text", die_once)
         patches.setattr("tests.engines.flower.conftest.client_app", partial(client_app, runner=run_forked))
-        with pytest.raises(QuorumError, match="resources: the site ran out"):
+        with pytest.raises(QuorumError, match="resources: the node ran out"):
             deployment.serve(deployment.grid())
         assert len(list(tmp_path.glob("killed-*"))) == len(NAMES)
         ledgers = [file.parent / "ledger.jsonl" for file in deployment.node_files]

@@ -112,7 +112,7 @@ def test_stock_flower_gives_the_same_after_a_kill(machines: Callable[..., Machin
     some.aggregator("--resume")
     assert some.running["aggregator"].wait(300) == 0, some.said("aggregator")
     assert some.same()
-    assert "the code of each run is executed at this site" in some.said("north")
+    assert "the code of each run is executed at this node" in some.said("north")
     some.running.pop("aggregator")
     assert [some.end(name) for name in NAMES] == [0, 0, 0]
     some.clean_up()

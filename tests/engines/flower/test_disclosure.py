@@ -159,7 +159,7 @@ def test_sites_write_only_where_text_may_leave_and_say_what_left(
     for line in trace:
         ((node, state, reason),) = [(a["node"], a["state"], a["reason"]) for a in line["absent"]]
         assert (node, state) == ("east", "failed")
-        assert reason == "may_send: the task asks for labels, text, this site's node.toml allows labels"
+        assert reason == "may_send: the task asks for labels, text, this node's node.toml allows labels"
     # The site that refused has not trained, and has sent no frame; only the last student's loss is no matter of text.
     east = deployment.node_files[1].parent
     assert [json.loads(line)["kind"] for line in (east / "ledger.jsonl").read_text().splitlines()] == ["loss"]

@@ -114,7 +114,7 @@ def test_either_end_runs_out_of_disk_file_handles_and_memory(some: Machines) -> 
     mount(node)
     some.undisturbed()
     some.start_all()
-    for folder, saying in ((aggregator, "free some space"), (node, "disk: the site cannot write to its disk")):
+    for folder, saying in ((aggregator, "free some space"), (node, "disk: the node cannot write to its disk")):
         one_more_round(some)
         filler = fill(folder)
         stops(some, saying=saying)

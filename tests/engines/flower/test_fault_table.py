@@ -239,7 +239,7 @@ def test_each_fault_looks_as_the_page_says(consortium: Consortium, capsys: pytes
         assert not [words for words in ("Traceback", "SSL") if words in machines.said(name)], machines.said(name)
         assert (name in absent) == (name not in ("north", "copy"))
     assert "north" in line["nodes"]
-    assert "round 1 goes on without" in said
+    assert "round 1 continues without" in said
     assert "Held-out text of north, and what was sent; without" in said
     assert re.search(r"student, trace and checkpoints: .*; without .* in 1 of 1 round", said.replace("\n", " "))
     assert "base" in said

@@ -51,7 +51,7 @@ def test_a_site_is_started_once(deployment: Deployment, capsys: pytest.CaptureFi
         assert main(["node", str(deployment.node_files[0])]) == 2
         said = capsys.readouterr().err
         assert f"north takes part already, from this folder as process {first.pid}" in said
-        assert "a site is started once; stop the other one first" in said
+        assert "a node is started once; stop the other one first" in said
     finally:
         first.kill()
         first.communicate()

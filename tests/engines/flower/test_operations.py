@@ -187,7 +187,7 @@ def test_what_ran_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         work()
     assert "memory ran out: free some" in json.loads((tmp_path / "status.json").read_text())["error"]
     monkeypatch.setattr(aggregator, "MIN_DISK_BYTES", 1 << 62)
-    with pytest.raises(StorageError, match="are needed: free some space, and go on with --resume"):
+    with pytest.raises(StorageError, match="are needed: free some space, and continue with --resume"):
         aggregator.check_disk_space(tmp_path)
 
 
@@ -237,7 +237,7 @@ def test_how_a_runs_process_ended_is_said(deployment: Deployment) -> None:
             children.clear_runner(ended)
             assert children.runner.exit_reason() == "ended by SIGKILL"
         else:
-            with pytest.raises(LaunchError, match="the run's process ended: ERROR: no key; go on with --resume"):
+            with pytest.raises(LaunchError, match="the run's process ended: ERROR: no key; continue with --resume"):
                 children.clear_runner(ended)
 
 

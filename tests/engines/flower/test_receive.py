@@ -13,10 +13,9 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.run import RunNotRunningException
 
+from fpld.engines.flower.exchange import SLACK_BYTES, SentMessage, exchange, explain
 from fpld.engines.flower.messages import FRAME, SharedArrays, add_field, pack_fields, read_field
 from fpld.engines.flower.patches import receive as receiving
-from fpld.engines.flower.patches.exchange import exchange, explain
-from fpld.engines.flower.patches.receive import SLACK_BYTES, SentMessage
 from tests.engines.flower.link import NODE, Link, LinkedGrid, pulled
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def test_a_huge_reply_is_refused_before_it_is_read(size: int) -> None:
     grid._runtime_client._client = httpx.Client(transport=httpx.MockTransport(stated))
     found = pulled(grid, SentMessage("question 0", NODE, MOST))
     assert found is not None
-    assert "its reply is too long: a piece of " in explain("north", found.error).reason
+    assert "its reply is too long: a chunk of " in explain("north", found.error).reason
     assert len(link.confirmed) == 1
 
 
@@ -98,7 +97,7 @@ def test_many_small_pieces_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "its reply is too long" in reason(link)
     monkeypatch.setattr("flwr.app.message.array.FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 10)
     link.reply("question 0", answer(b"".join(n.to_bytes(10, "big") for n in range(100)), question(), pieces=True))
-    assert reason(link) == "its reply is in 104 pieces, at most 64 are wanted"
+    assert reason(link) == "its reply is in 104 chunks, at most 64 are wanted"
     assert len(link.pulled) < 50
 
 

@@ -19,9 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fpld.engines.flower.launch.processes import free_port
-from fpld.engines.flower.patches import long_poll, superlink
-from fpld.engines.flower.patches.long_poll import HEARTBEAT_PATH, WAIT_HEADER, LongPollClient
-from fpld.engines.flower.patches.superlink import LongPollApp, MessageEvents
+from fpld.engines.flower.patches import connection, superlink
+from fpld.engines.flower.patches.connection import LongPollClient
+from fpld.engines.flower.patches.superlink import HEARTBEAT_PATH, WAIT_HEADER, LongPollApp, MessageEvents
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +84,6 @@ class Link:
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr(long_poll, "KEEPALIVE_SECONDS", 0.05)
     monkeypatch.setattr(superlink, "KEEPALIVE_SECONDS", 0.05)
     found = Link()
     yield found
@@ -145,7 +144,7 @@ def test_a_wait_without_a_message_ends_and_a_lost_one_is_an_error(link: Link, mo
     link.ask(7)
     monkeypatch.setattr(fleet_http_connection, "HEARTBEAT_DEFAULT_INTERVAL", 1)
     assert link.client().wait(7) is False
-    monkeypatch.setattr(long_poll, "DEAD_AFTER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "DEAD_AFTER_SECONDS", 0.3)
     monkeypatch.setattr(superlink, "KEEPALIVE_SECONDS", 60.0)  # a connection over which nothing comes any more
     with pytest.raises(httpx.ReadTimeout):
         link.client().wait(7)

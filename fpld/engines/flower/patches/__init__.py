@@ -83,7 +83,7 @@ PATCHES = (
     ),
     Patch(
         name="connection",
-        used_in=("patches.connection", "patches.long_poll"),
+        used_in=("patches.connection",),
         names=(
             f"{_FLEET}:FleetHttpClient",
             f"{_FLEET}:HEARTBEAT_DEFAULT_INTERVAL",
@@ -197,7 +197,6 @@ PATCHES = (
 
 # Modules outside of Flower's public API (flwr.app, flwr.clientapp, flwr.serverapp, flwr.simulation) that are imported.
 INTERNALS = {
-    "flwr.app.message": "make the message that replaces an unusable reply",
     "flwr.cli.build": "build the app that a run submits",
     "flwr.clientapp.utils": "the loader of ClientApps, which is replaced",
     "flwr.common.constant": "the interval between two heartbeats",
@@ -211,7 +210,6 @@ INTERNALS = {
     "flwr.supercore.primitives.asymmetric": "the SuperLink's form of a public key",
     "flwr.supercore.protobuf": "requests over HTTP",
     "flwr.supercore.retry": "retries, which are replaced",
-    "flwr.supercore.run": "the error of a run that was stopped",
     "flwr.supercore.runtime": "client of the Runtime API",
     "flwr.supercore.superexec": "the start of ClientApps, which is replaced",
     "flwr.supercore.tls": "certificates of a ClientApp's process",

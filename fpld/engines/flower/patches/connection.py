@@ -1,4 +1,4 @@
-"""A site's connection to the SuperLink: a node that restarts is let in at once.
+"""A site's connection to the SuperLink: a node that restarts is let in at once, and waits in long polls.
 
 A SuperLink takes a node that died for alive until it has missed two heartbeats, up to a minute. Until then it refuses
 the node's return (HTTP 412). A process that holds the site's lock knows that it is the only one of this site. So it
@@ -23,17 +23,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import httpx
 from flwr.proto.fleet_pb2 import DeactivateNodeRequest, PullMessagesResponse
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.protobuf.client import ProtobufRequestContext
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.supernode import fleet_http_connection
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fpld.engines.flower.credentials import clock_difference
-from fpld.engines.flower.patches.long_poll import LongPollClient
 from fpld.engines.flower.patches.retry import MAX_RETRY_SECONDS
+from fpld.engines.flower.patches.superlink import (
+    DEAD_AFTER_SECONDS,
+    HEARTBEAT_PATH,
+    NO_MESSAGE,
+    WAIT_HEADER,
+)
 from fpld.engines.flower.site.lock import CONTACT_FILE
 from fpld.errors import DISK_SPACE, FpldError, exhausted_resource
 from fpld.storage.files import write_atomic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from flwr.proto.fleet_pb2 import (
@@ -43,16 +53,88 @@ if TYPE_CHECKING:
         PushMessagesRequest,
         PushMessagesResponse,
     )
-    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.message_pb2 import PushObjectRequest, PushObjectResponse
+    from flwr.supercore.protobuf.client import ProtobufCall
 
 NODE_ID_FILE = "seat.json"
 SIGN_OFF_SECONDS = 3.0  # an aggregator of up to 600 nodes looks for its nodes more often than that
 # Errors after which the SuperLink may have done what was asked for, although its response never came.
 LOST_RESPONSE_ERRORS = httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError
 _ALREADY_ACTIVE = 412
+_IDLE_CONNECTION_SECONDS = 60.0  # a new connection costs two kilobytes
+_HEARTBEAT_SHARE = 2 / 3  # of the heartbeat interval, for which a long poll stands for a heartbeat
+_ACTIVATE_PATH = "/v1/fleet/activate-node"
+_UNUSED_HEADERS = "Accept", "Accept-Encoding", "Connection", "User-Agent"  # no SuperLink reads these
+_VERSION_HEADERS = "flwr-package-name", "flwr-package-version", "flwr-component-name"  # read when a node signs on
 
 log = logging.getLogger(__name__)
+
+
+class _HeaderFilter:
+    """Remove headers that no SuperLink reads; the last one in the chain of interceptors."""
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        request = context.request
+        unread = _UNUSED_HEADERS if request.url.path == _ACTIVATE_PATH else _UNUSED_HEADERS + _VERSION_HEADERS
+        for name in unread:
+            request.headers.pop(name, None)
+        return call_next(context)
+
+
+class LongPollClient(FleetHttpClient):
+    """Flower's client of a SuperLink, with long polls and fewer headers."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        interceptors: Sequence[Any] = (),
+        verify: Any = True,
+        timeout: float = 30.0,
+        **named: Any,
+    ) -> None:
+        super().__init__(
+            base_url, interceptors=[*interceptors, _HeaderFilter()], verify=verify, timeout=timeout, **named
+        )
+        self._client.close()
+        self._client = httpx.Client(
+            verify=verify, timeout=timeout, limits=httpx.Limits(keepalive_expiry=_IDLE_CONNECTION_SECONDS)
+        )
+        self._waiting_since: float | None = None
+
+    def wait(self, node: int) -> bool | None:
+        """Wait for a message of a node.
+
+        Returns
+        -------
+        bool or None
+            True if a message is stored, False if none came; None, at once, if the SuperLink has no long poll.
+        """
+        longest = fleet_http_connection.HEARTBEAT_DEFAULT_INTERVAL  # type: ignore[attr-defined]
+        message = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=longest)
+        request = self._client.build_request(
+            "POST",
+            f"{self._base_url}{HEARTBEAT_PATH}",
+            content=message.SerializeToString(deterministic=True),
+            headers={"content-type": PROTOBUF_MEDIA_TYPE, WAIT_HEADER: f"{longest:.0f}"},
+            timeout=DEAD_AFTER_SECONDS,
+        )
+        self._waiting_since = time.monotonic()
+        try:
+            response = self._send(ProtobufRequestContext("/flwr.proto.Fleet/SendNodeHeartbeat", message, request))
+        finally:
+            self._waiting_since = None
+        response.raise_for_status()
+        if WAIT_HEADER not in response.headers:
+            return None
+        return not response.content.endswith(NO_MESSAGE)
+
+    def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:  # noqa: N802
+        """Send a heartbeat, unless a long poll has stood for one just now."""
+        since = self._waiting_since
+        if since is not None and time.monotonic() - since < _HEARTBEAT_SHARE * request.heartbeat_interval:
+            return SendNodeHeartbeatResponse(success=True)
+        return super().SendNodeHeartbeat(request)
 
 
 class SiteClient(LongPollClient):
@@ -131,7 +213,7 @@ class SiteClient(LongPollClient):
         """Sign off and on again as soon as the SuperLink is back: the aggregator then asks again for what is lost."""
         if self._activation is None or SiteClient.signed_on is None:
             _leave(why)
-        sys.stderr.write(f"WARNING: {why}: signing on anew\n")
+        sys.stderr.write(f"WARNING: {why}: signing on again\n")
         self._signed_off = True
         while True:
             try:
@@ -158,7 +240,7 @@ class SiteClient(LongPollClient):
         response.stored = response.stored or name in self._unacknowledged
         self._unacknowledged.discard(name)
         if not response.stored:
-            self._renew_reason = "the SuperLink refused a piece of a reply"
+            self._renew_reason = "the SuperLink refused a chunk of a reply"
         return response
 
 

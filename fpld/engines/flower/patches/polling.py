@@ -10,7 +10,7 @@ Flower's loop has two stages, and sleeps in each of them:
 passed to `sleep`: `PendingReplies` wraps `_push_messages` and says whether it is running.
 
 *Idle stage.* A poll costs about a kilobyte of a thin uplink, and a SuperLink some 12 ms. With the SuperLink of
-`fpld aggregator` a node therefore waits in a long poll (`patches.long_poll`). Any other SuperLink answers at once.
+`fpld aggregator` a node therefore waits in a long poll (`patches.superlink`). Any other SuperLink answers at once.
 Rounds of a run are much alike, so a node first sleeps for most of the time that the last message took to come, at most
 three seconds. Then pauses grow with the time without a message: one that comes after T seconds waits for at most
 0.15 T more. Many nodes poll less often, 30 ms for each of them; the aggregator says how many there are. Heartbeats are

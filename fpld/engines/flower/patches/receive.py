@@ -1,39 +1,40 @@
-"""Receive one reply over a Grid, with limits on its size, its number of pieces and its time.
+"""Receive replies over HTTP piece by piece, with limits on their size, their number of pieces and their time.
 
-A reply over HTTP is announced by its head and the ids of its pieces (`poll_replies`), and then fetched piece by piece
-(`ReplyPull`). Flower fetches all pieces before anyone can look at their sizes. Here each piece is refused by the length
-that its HTTP response states, before the body is read, and pieces that never come are not waited for. A reply that
-cannot be used is replaced by a message with an error, so it affects no other node.
+A reply is announced by its head and the ids of its pieces (`poll_announcements`), and then fetched (`PieceByPiece`).
+Flower fetches all pieces before anyone can look at their sizes. Here each piece is refused by the length that its HTTP
+response states, before the body is read, and pieces that never come are not waited for.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import httpx
-from flwr.app import Array, Error, Message, Metadata
+from flwr.app import Array, Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_object_body,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.superlink.grid.http_grid import HttpGrid
 
-from fpld.engines.flower.messages import content_bytes
-from fpld.engines.flower.patches import is_on
-from fpld.engines.flower.patches.objects import RunStoppedError, error_message
+from fpld.engines.flower.exchange import (
+    REFUSED_CODE,
+    SLACK_BYTES,
+    ReplyPull,
+    SentMessage,
+    UnusableReply,
+    all_unusable,
+    unusable,
+)
 from fpld.errors import ProtocolError
-
-# Another version of Flower may lack these: the patch `receive` is then off, and none of them is used.
-with suppress(ImportError):
-    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
-    from flwr.supercore.inflatable.inflatable_object import (
-        get_object_body,
-        get_object_head_values_from_object_content,
-        iterate_object_tree,
-    )
-    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-    from flwr.superlink.grid.http_grid import HttpGrid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,12 +43,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
     from flwr.supercore.runtime import RuntimeHttpClient
 
-log = logging.getLogger(__name__)
-
-LOST_CODE = 3  # Flower's code of an error that stands for a lost reply
 _NODE_GONE_CODE = 5  # Flower's code of an error that stands for a node which has gone
-REFUSED_CODE = 100  # our code of an error that stands for a refused reply; Flower's own codes are below
-SLACK_BYTES = 1 << 17  # received beyond the right size: for Flower's records, and to say what is wrong
 MAX_REPLY_SECONDS = 3600.0  # from the head of a reply to its last piece, if the run has no deadline
 _PIECE_BYTES = 1 << 12  # pieces of a long reply are at least so long (Flower's own are of 5 MiB)
 _MIN_PIECES = 64  # that any reply may have
@@ -60,66 +56,51 @@ class LostError(ProtocolError):
     """A node has gone while it sent its reply: the rest never comes."""
 
 
-class SentMessage(NamedTuple):
-    """A message that was sent: its id, Flower's id of the node, and the largest size of a right reply in bytes."""
-
-    identity: str
-    node: int
-    max_bytes: int
-
-    @property
-    def max_received_bytes(self) -> int:
-        """Return how many bytes of a reply are received at most."""
-        return self.max_bytes + SLACK_BYTES
-
-    @property
-    def max_pieces(self) -> int:
-        """Return in how many pieces a reply may come at most."""
-        return _MIN_PIECES + self.max_bytes // _PIECE_BYTES
-
-    def check_size(self, size: int) -> None:
-        """Refuse a reply of so many bytes if that is too large."""
-        if size > self.max_received_bytes:
-            raise ProtocolError(f"its reply holds {size} bytes, at most {self.max_bytes} are wanted")
+def in_pieces(grid: Grid) -> TypeGuard[HttpGrid]:
+    """Return whether replies of a Grid can be fetched in pieces."""
+    return isinstance(grid, HttpGrid)
 
 
-def poll_replies(grid: Grid, pulls: Mapping[str, ReplyPull]) -> list[Message]:
-    """Ask once for the replies to some messages, by their ids; return those that are complete or unusable.
+def max_pieces(sent: SentMessage) -> int:
+    """Return in how many pieces a reply may come at most."""
+    return _MIN_PIECES + sent.max_bytes // _PIECE_BYTES
 
-    Replies over HTTP are only announced here; their pulls then fetch the pieces. If the response is too long to be
-    read, one of the nodes is to blame, but not known. So each of several replies counts as lost and is asked for again.
+
+def poll_announcements(grid: Grid, pulls: Mapping[str, ReplyPull]) -> list[Message]:
+    """Ask once for the heads of the replies to some messages, by their ids; return errors for those that are refused.
+
+    The pulls then fetch the pieces. If the response is too long to be read, one of the nodes is to blame, but not
+    known. So each of several replies counts as lost and is asked for again.
     """
+    client = _client(cast("HttpGrid", grid))
     try:
-        if not _in_pieces(grid):
-            replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages(list(pulls))}
-            return [pulls[identity].checked(reply) for identity, reply in replies.items() if identity in pulls]
-        heads_bytes = sum(_HEAD_BYTES_PER_PIECE * pull.sent.max_pieces for pull in pulls.values())
+        heads_bytes = sum(_HEAD_BYTES_PER_PIECE * max_pieces(pull.sent) for pull in pulls.values())
         with _response_limit(SLACK_BYTES + heads_bytes):
-            response = _client(grid).PullMessages(PullAppMessagesRequest(message_ids=list(pulls)))
+            response = client.PullMessages(PullAppMessagesRequest(message_ids=list(pulls)))
         heads = zip(response.messages_list, response.message_object_trees, strict=True)
-    except (RunStoppedError, httpx.TransportError):  # a failure of the SuperLink, not of a node
+    except httpx.TransportError:  # a failure of the SuperLink, not of a node
         raise
     except Exception as error:  # Flower's parsers raise all kinds of errors on hostile bytes
-        return [_unusable(pull.sent, error, LOST_CODE if len(pulls) > 1 else REFUSED_CODE) for pull in pulls.values()]
+        return all_unusable(pulls, error)
     refused = []
     for head, tree in heads:
         pull = pulls.get(head.metadata.reply_to_message_id)
-        if pull is not None and (refusal := pull.announce(head.metadata.message_id, tree)) is not None:
+        if isinstance(pull, PieceByPiece) and (refusal := pull.announce(head.metadata.message_id, tree)) is not None:
             refused.append(refusal)
     return refused
 
 
-class ReplyPull:
+class PieceByPiece(ReplyPull):
     """Fetch the reply to one message in steps, none of which waits for a node.
 
     A reply that cannot be used becomes a message with an error.
     """
 
-    __slots__ = "_contents", "_end", "_grid", "_identity", "_left", "_names", "_pause", "sent"  # one for each node
+    __slots__ = "_contents", "_end", "_grid", "_identity", "_left", "_names", "_pause"
 
     def __init__(self, grid: Grid, sent: SentMessage) -> None:
-        self.sent = sent
-        self._grid = grid
+        super().__init__(grid, sent)
+        self._grid = cast("HttpGrid", grid)
         self._identity = ""  # of the reply, while it is announced and not dropped
         self._names = list[str]()  # of the pieces to come, the next one last
         self._contents: dict[str, bytes] = {}
@@ -144,11 +125,11 @@ class ReplyPull:
         self._identity = identity
         self._end = time.monotonic() + MAX_REPLY_SECONDS
         self._names = list(dict.fromkeys(piece.object_id for piece in iterate_object_tree(tree)))[::-1]
-        if len(self._names) <= self.sent.max_pieces:
+        if len(self._names) <= max_pieces(self.sent):
             return None
         self.drop()
-        reason = f"its reply is in {len(self._names)} pieces, at most {self.sent.max_pieces} are wanted"
-        return _error(self.sent, REFUSED_CODE, reason)
+        reason = f"its reply is in {len(self._names)} chunks, at most {max_pieces(self.sent)} are wanted"
+        return UnusableReply(self.sent, REFUSED_CODE, reason)
 
     def step(self) -> Message | None:
         """Fetch the pieces that are there; return the reply if it is complete."""
@@ -158,41 +139,31 @@ class ReplyPull:
             identity = self._identity
             self.drop()
             return self.checked(self._message(identity))
-        except (RunStoppedError, httpx.TransportError):  # a failure of the SuperLink, not of a node
+        except httpx.TransportError:  # a failure of the SuperLink, not of a node
             raise
         except Exception as error:  # Flower's parsers raise all kinds of errors on hostile bytes
             self.drop()
-            return _unusable(self.sent, error, _NODE_GONE_CODE if isinstance(error, LostError) else REFUSED_CODE)
+            return unusable(self.sent, error, _NODE_GONE_CODE if isinstance(error, LostError) else REFUSED_CODE)
 
     def drop(self) -> None:
         """Let the SuperLink delete the reply."""
         if self.announced:
             identity = self._identity
             self._identity = ""
-            grid: HttpGrid = self._grid  # type: ignore[assignment]  # others announce nothing
-            node = grid.node
-            run = grid.run.run_id
-            _client(grid).ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=identity)
-            )
-
-    def checked(self, reply: Message) -> Message:
-        """Return a reply if it is to the right message, of the right node and not too large; else an error."""
-        try:
-            _check(reply, self.sent)
-        except Exception as error:  # Flower's parsers again
-            return _unusable(self.sent, error)
-        return reply
+            node = self._grid.node
+            run = self._grid.run.run_id
+            request = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=identity)
+            _client(self._grid).ConfirmMessageReceived(request)
 
     def _pieces(self) -> bool:
         """Fetch the pieces that are there; return whether all are."""
-        grid: HttpGrid = self._grid  # type: ignore[assignment]  # others announce nothing
+        grid = self._grid
         while self._names:
             with _response_limit(self._left):
                 request = PullObjectRequest(node=grid.node, run_id=grid.run.run_id, object_id=self._names[-1])
                 response = _client(grid).PullObject(request)
             if not response.object_found:
-                raise ProtocolError("its reply was announced, and pieces of it never came")
+                raise ProtocolError("its reply was announced, and chunks of it never came")
             if not response.object_available:
                 if time.monotonic() > self._end:
                     raise ProtocolError(f"its reply was announced, and not whole within {MAX_REPLY_SECONDS:g} s")
@@ -211,11 +182,6 @@ class ReplyPull:
             raise ProtocolError("its reply is no message")
         message.metadata.__dict__["_message_id"] = identity
         return message
-
-
-def _in_pieces(grid: Grid) -> TypeGuard[HttpGrid]:
-    """Return whether replies of a Grid are fetched in pieces; else Flower fetches them, and their size is checked."""
-    return is_on("receive") and isinstance(grid, HttpGrid)
 
 
 def _client(grid: HttpGrid) -> RuntimeHttpClient:
@@ -242,7 +208,7 @@ def _check_length(response: httpx.Response) -> None:
     limit = _max_response_bytes.get()
     stated = response.headers.get("content-length", "")
     if limit is not None and response.is_success and not (stated.isdecimal() and int(stated) <= limit):
-        raise ProtocolError(f"its reply is too long: a piece of {stated or 'unknown'} bytes, at most {limit} were left")
+        raise ProtocolError(f"its reply is too long: a chunk of {stated or 'unknown'} bytes, at most {limit} were left")
 
 
 def _inflated_bytes(contents: dict[str, bytes]) -> int:
@@ -254,37 +220,3 @@ def _inflated_bytes(contents: dict[str, bytes]) -> int:
             pieces = json.loads(get_object_body(content, Array))["arraychunk_ids"]
             size += sum(len(contents[children[number]]) for number in pieces)
     return size
-
-
-def _check(reply: Message, sent: SentMessage) -> None:
-    """Refuse a reply that is to another message, of another node, or too large."""
-    if reply.metadata.reply_to_message_id != sent.identity:
-        raise ProtocolError("its reply says that it answers another message")
-    if reply.has_error():
-        return
-    if reply.metadata.src_node_id != sent.node:
-        raise ProtocolError("its reply says that it comes from another node")
-    sent.check_size(content_bytes(reply.content))
-
-
-def _unusable(sent: SentMessage, error: Exception, code: int = REFUSED_CODE) -> Message:
-    """Return the message that replaces a reply which cannot be used."""
-    if isinstance(error, ProtocolError):
-        return _error(sent, code, str(error))
-    log.debug("a reply cannot be read", exc_info=error)
-    return _error(sent, code, f"its reply cannot be read ({type(error).__name__})")
-
-
-def _error(sent: SentMessage, code: int, reason: str) -> Message:
-    metadata = Metadata(
-        run_id=0,
-        message_id="",
-        src_node_id=sent.node,
-        dst_node_id=0,
-        reply_to_message_id=sent.identity,
-        group_id="",
-        created_at=time.time(),
-        ttl=0.0,
-        message_type="system",
-    )
-    return error_message(metadata, Error(code, reason))

@@ -2,9 +2,21 @@
 
     python -m fpld.engines.flower.patches.superlink ...      (arguments: those of flower-superlink)
 
-The protocol is in `fpld.engines.flower.patches.long_poll`. `LongPollApp` wraps Flower's ASGI application: a heartbeat
-with the header is answered by Flower first, which checks who sent it. Then the answer is held until `MessageEvents`,
-which wraps the SuperLink's store of messages, sees a message for that node.
+Flower's nodes poll every few seconds. Over a thin link that costs more than the messages do, and a thousand nodes leave
+a SuperLink no time for anything else. With a long poll a node asks once, and is answered when there is a message. It is
+a heartbeat with one more header:
+
+    node       POST send-node-heartbeat, header `fpld-wait: SECONDS`
+    SuperLink  checks it like any heartbeat; 200, header `fpld-wait`
+               `.` every three seconds: the connection is alive
+               `!` a message is stored for this node: poll for it;  `-` none came within SECONDS
+
+The answer never holds a message, so none is lost with a connection. Only this SuperLink knows the header. Any other one
+answers the heartbeat at once, and nodes poll as `patches.polling` says.
+
+`LongPollApp` wraps Flower's ASGI application: a heartbeat with the header is answered by Flower first, which checks who
+sent it. Then the answer is held until `MessageEvents`, which wraps the SuperLink's store of messages, sees a message
+for that node.
 """
 
 from __future__ import annotations
@@ -23,18 +35,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
 from fpld.engines.flower.log import FolderLogHandler
 from fpld.engines.flower.patches import RUN_VARIABLE, is_on
-from fpld.engines.flower.patches.long_poll import (
-    HEARTBEAT_PATH,
-    KEEPALIVE,
-    KEEPALIVE_SECONDS,
-    MESSAGE_STORED,
-    NO_MESSAGE,
-    WAIT_HEADER,
-)
 from fpld.federation.telemetry import listen
 
 with contextlib.suppress(ImportError):  # in another version of Flower: the patch `long_poll` is then off
@@ -45,6 +47,13 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+HEARTBEAT_PATH = "/v1/fleet/send-node-heartbeat"
+WAIT_HEADER = "fpld-wait"
+KEEPALIVE_SECONDS = 3.0  # between two dots
+DEAD_AFTER_SECONDS = 10.0  # a connection without a dot for so long is gone
+KEEPALIVE = b"."
+MESSAGE_STORED = b"!"
+NO_MESSAGE = b"-"
 _MAX_HOLD_SECONDS = 120.0
 _MAX_HEARTBEAT_BYTES = 1 << 10
 _IDLE_CONNECTION_SECONDS = 75  # longer than nodes keep theirs
@@ -225,6 +234,8 @@ def throttle_token_cleanup(state: Any, seconds: float = 1.0) -> None:
 
 def _serve(app: Any, **named: Any) -> None:
     """Serve the SuperLink's application in the place of `uvicorn.run`."""
+    import uvicorn
+
     state = app.state.linkstate_factory.state()
     throttle_token_cleanup(state)
     uvicorn.run(
