@@ -1,9 +1,9 @@
 """Check that users read one set of words: find the old ones of the table in CONTRIBUTING.md, on pages and in commands.
 
 Pages are README, CONTRIBUTING, SECURITY, CHANGELOG and all of docs/, made by hand or not: prose, tables, headings and
-the comments in blocks of code. Of the program it is what a person reads: the sentences among the strings of the
-commands, of the planner, of reports and of the live page, and the text of templates. Code in backticks, names of keys
-and addresses of links are not words.
+the comments in blocks of code. Of the program it is what a person reads: the sentences among the strings of the whole
+package, and the text of templates. Files that people copy are read whole: those of deploy/ and the presets, and of
+examples the docstrings and comments too. Code in backticks, names of keys and addresses of links are not words.
 
 `docs/check_prose.py` runs it.
 """
@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 LIST = ROOT / "CONTRIBUTING.md"
 HEAD = "| old | new |"
-PROGRAM = ("fpld/cli", "fpld/planner", "fpld/report", "fpld/web")
+PROGRAM = ("fpld", "examples", "experiments", "deploy")
+SETTINGS = ("pyproject.toml", "mkdocs.yml", ".github/workflows/test.yml")  # of which the descriptions are read
+READ = {".py", ".j2", ".toml", ".yaml", ".yml", ".service", ""}
+WHOLE = {"examples"}  # where docstrings and comments are for readers too
 _EXAMPLE = re.compile(r"^  fpld .*?(?=  |$)", re.MULTILINE)  # a command that a help shows
 _COMMENT = re.compile(r"(?:^|\s)#\s+(.*)$")
+_SETTING = re.compile(r"^(?:.*[#] |\s*(?:[\w-]*description|keywords|name)\s*[=:]\s*)(.*)$")
 # What is no word: code, where a link leads, comments, identifiers of headings, HTML's tags.
 _CODE = re.compile(r"`[^`]*`|(?<=\])\([^)]*\)|<!--.*?-->|\{#[^}]*\}|\{\{.*?\}\}|\{%.*?%\}|<[^<>]*>", re.DOTALL)
 
@@ -94,15 +98,22 @@ def page_text(text: str) -> str:
 def program_text(path: Path) -> str:
     """Return what a person reads of a file of the program, line by line."""
     text = path.read_text("utf-8")
-    if path.suffix != ".py":
+    whole = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in WHOLE
+    if path.suffix == ".j2":
         return clear(text)
+    if path.suffix != ".py":
+        found = (_SETTING.match(line) for line in text.splitlines())
+        return clear("\n".join(match[1] if match else "" for match in found))
     lines: dict[int, str] = {}
+    if whole:
+        for number, line in enumerate(text.splitlines(), 1):
+            comment = _COMMENT.search(line)
+            lines[number] = clear(comment[1]) if comment else ""
     tree = ast.parse(text)
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, documented)
-                  and node.body and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+    # A string that stands alone is documentation: what of it users see, the reference pages show.
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (whole or id(node) not in alone):
             if " " not in node.value.strip():  # a key or a name
                 continue
             for offset, line in enumerate(_EXAMPLE.sub("", clear(node.value)).splitlines()):
@@ -118,8 +129,9 @@ def pages() -> list[Path]:
 
 def program() -> list[Path]:
     """Return the files of the program that have text for people."""
-    found = [path for folder in PROGRAM for path in (ROOT / folder).rglob("*.*")]
-    return sorted(path for path in found if path.suffix in (".py", ".j2"))
+    found = [path for folder in PROGRAM for path in (ROOT / folder).rglob("*") if path.is_file()]
+    read = [path for path in found if path.suffix in READ and "__pycache__" not in path.parts]
+    return sorted([*read, *(ROOT / name for name in SETTINGS)])
 
 
 def old_words(path: Path, words: list[Word]) -> Iterator[Use]:

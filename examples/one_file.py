@@ -119,7 +119,7 @@ Batches = Iterator[tuple[Tensor, Tensor]]  # token ids [B, T] and targets [B, T,
 
 
 def text_batches(tokens: np.ndarray, s: Settings, rng: np.random.Generator) -> Batches:
-    """Yield windows of a text [N] that start at random places."""
+    """Yield windows of a text [N] that start at random positions."""
     while True:
         starts = rng.integers(len(tokens) - s.length, size=s.batch)
         ids = torch.from_numpy(tokens[starts[:, None] + np.arange(s.length + 1)])  # [B, T+1]

@@ -1,6 +1,6 @@
-"""A federation in seconds, from the front door: two sites, two rounds, one model that writes.
+"""A federation in seconds, from the front door: two nodes, two rounds, one model that writes.
 
-`fpld.run("demo")` is the same with transformers and five sites, in minutes.
+`fpld.run("demo")` is the same with transformers and five nodes, in minutes.
 """
 
 import fpld

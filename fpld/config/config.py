@@ -109,9 +109,9 @@ class Config(Section):
         if any(node.differs for node in self.nodes) and averaging:
             yield f"baselines.methods: {averaging[0]!r} averages weights, and nodes have models of their own"
         if any(node.taught for node in self.nodes) and self.base is None:
-            yield "base.steps must be given: a node's model is taught before the first round"
+            yield "base.steps must be given: a node's model learns from the base model before the first round"
         if any(node.effort != 1 for node in self.nodes) and self.privacy is not None:
-            yield "nodes.effort must be left out with [privacy]: a promise counts the steps of [local]"
+            yield "nodes.effort must be left out with [privacy]: a guarantee counts the steps of [local]"
         if self.privacy is not None and self.privacy.trained == "subspace":
             least = MIN_PUBLIC_SEQUENCES * self.probe.length
             if self.probe.contexts <= least - self.probe.length:
@@ -150,7 +150,7 @@ class Config(Section):
             return
         why = "with labels over strings"
         if self.probe.fresh:
-            yield f"probe.fresh must be false {why}: their places are drawn once"
+            yield f"probe.fresh must be false {why}: their positions are drawn once"
         if self.combine.broadcast != "weights":
             yield f"combine.broadcast must be 'weights' {why}: a node learns from the student that it can run"
         for key in ("written", "send"):

@@ -257,7 +257,7 @@ class NodeSection(Section):
         if sum(limit is not None for limit in (self.bits, self.context_bits, self.uplink)) != 1:
             raise ValueError("needs one of bits, context_bits and uplink")
         if not self.differs and (self.taught or self.effort != 1):
-            raise ValueError("taught and effort are for a node with a student of its own")
+            raise ValueError("`taught` and `effort` are for a node with a student of its own")
         return self
 
     @property

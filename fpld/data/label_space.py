@@ -135,7 +135,7 @@ def _library_strings(value: dict[str, Any], vocab: int) -> list[bytes]:
             )
     if model.get("type") not in ("BPE", "Unigram"):
         raise InputError(
-            f"the tokenizer is of kind {model.get('type')!r}, whose tokens are not pieces of the text's bytes: take a "
+            f"the tokenizer is of kind {model.get('type')!r}, whose tokens are not parts of the text's bytes: take a "
             "byte-level BPE, or SentencePiece with byte fallback"
         )
     ids = model["vocab"] if isinstance(model["vocab"], dict) else {pair[0]: i for i, pair in enumerate(model["vocab"])}

@@ -76,7 +76,7 @@ class Reading:
         """Return the numbers of the passages of some sequences of places [B, T]."""
         rows = np.searchsorted(self.first_places, np.asarray(places)[:, 0])
         if (rows == len(self.first_places)).any() or (self.first_places[rows] != places[:, 0]).any():
-            raise InputError("sequences must be rows of the probe set's places")
+            raise InputError("sequences must be rows of the probe set's positions")
         return rows.astype(np.int64)
 
 
@@ -140,7 +140,7 @@ class PlaceProbe:
         if len(kept) < wanted:
             worst = "".join(f"; {count} could not be read by {name}" for name, count in unread.most_common(1))
             raise InputError(
-                f"contexts={contexts} is more than the public text offers: {wanted} passages of {length} places were "
+                f"contexts={contexts} is more than the public text offers: {wanted} passages of {length} positions were "
                 f"asked for, and all models can read {len(kept)}{worst}"
             )
         # In text order; a stable sort keeps that of the passages of a block.
@@ -244,10 +244,10 @@ class PlaceProbe:
             probe = _parse(serial)
             digest = serial["digest"]
         except InputError as error:
-            raise InputError(f"{file} is not a sound probe set of places: {error}") from None
+            raise InputError(f"{file} is not a sound probe set of positions: {error}") from None
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(
-                f"{file} is not a whole probe set of places ({printable(error)}): write it again"
+                f"{file} is not a whole probe set of positions ({printable(error)}): write it again"
             ) from None
         if digest != probe.digest:
             raise InputError(f"{file} is damaged: its digest must be {printable(digest)}, it is {probe.digest}")
@@ -343,5 +343,5 @@ def round_probe(first: Path, public: Path | None, seed: int, round: int) -> Prob
     if public is None:
         return probe
     if isinstance(probe, PlaceProbe):
-        raise InputError("the places of a probe set are drawn once: there is no public text to draw others from")
+        raise InputError("the positions of a probe set are drawn once: there is no public text to draw others from")
     return probe.redraw(open_text(public).tokens, seed=derive_seed(seed, "probe", round))

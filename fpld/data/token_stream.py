@@ -48,12 +48,12 @@ class TokenPack(NamedTuple):
             size = self.path.stat().st_size
         except OSError as error:
             raise InputError(
-                f"{self.path}, with tokens of the text, cannot be read ({error.strerror}): start the run anew"
+                f"{self.path}, with tokens of the text, cannot be read ({error.strerror}): start the run again"
             ) from None
         if size != wanted:
             raise InputError(
                 f"{self.path}, with tokens of the text, must have {wanted} bytes, not {size}: delete its folder, and "
-                "start the run anew"
+                "start the run again"
             )
 
     def map(self) -> Array:
@@ -138,7 +138,7 @@ class TokenStream:
 
     def _at(self, places: Array) -> Tokens:
         if len(places) and (places.min() < 0 or places.max() >= len(self)):
-            raise IndexError(f"places must lie in 0..{len(self) - 1}")
+            raise IndexError(f"positions must lie in 0..{len(self) - 1}")
         segments = np.searchsorted(self._ends, places, "right")
         packs = self._segments.packs[segments]
         offsets = places + self._origins[segments]
@@ -149,7 +149,7 @@ class TokenStream:
         if len(tokens) and (int(tokens.max()) >= self.vocab or int(tokens.min()) < 0):
             raise InputError(
                 f"{self._packs[int(packs[0])].path.parent} is damaged: it has a token beyond the vocabulary of "
-                f"{self.vocab}; delete the folder, and start the run anew"
+                f"{self.vocab}; delete the folder, and start the run again"
             )
         return tokens
 
@@ -221,7 +221,7 @@ def open_text(path: Path) -> StoredText:
     arrays = read_arrays(path)[0]
     tokens = _tokens(arrays)
     if tokens is None:
-        raise InputError(f"{path} must hold the tokens of a text: start the run anew")
+        raise InputError(f"{path} must hold the tokens of a text: start the run again")
     answers = {name.removeprefix(_ANSWERS): array for name, array in arrays.items() if name.startswith(_ANSWERS)}
     return StoredText(tokens, arrays.get("lengths"), arrays.get("groups"), _tokens(answers))
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _WORKER_LOST = (
     "a worker process was killed, perhaps for lack of memory: free some memory, or set engine.workers lower; --resume "
-    "goes on from the last closed round"
+    "continues from the last closed round"
 )
 Job = tuple[Future[Any], "Callable[[], Any]"]
 

@@ -289,7 +289,7 @@ class RoundLog(Callback):
         """Log a phase, and what follows it."""
         if self._missing:
             absent = shortened_list(list(map(str, self._missing)))
-            log.warning("%s, round %d goes on without %s", self._method, self._round, absent)
+            log.warning("%s, round %d continues without %s", self._method, self._round, absent)
             self._missing = []
         if name == "closed":
             self._seconds.append(time.monotonic() - self._started)

@@ -1,7 +1,7 @@
 """The end of a run: the last and the best student, the trace, and the table of methods, the same for every engine.
 
 A row of the table is a method with its held-out loss in nats per token and the bytes that it sent in both directions.
-Where the losses of single windows are there, a row says how far its method is behind the federation, with a standard
+Where the losses of single windows are there, a row has the difference of its loss to the student's, with a standard
 error that has windows of held-out text as units.
 """
 
@@ -45,7 +45,7 @@ def finish_run(federation: Federation, others: Sequence[Row] = ()) -> list[Row]:
 
 
 def compare(rows: Sequence[Row], federation: Federation) -> list[Row]:
-    """Return rows that say how far each is behind the federation, with windows of held-out text as units."""
+    """Return rows with the difference of each to the student, with windows of held-out text as units."""
     ours = federation.store.read_json(WINDOWS) if federation.store.has(WINDOWS) else None
     compared = []
     for row in rows:

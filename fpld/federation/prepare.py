@@ -277,7 +277,7 @@ def prepare(config: Config, store: RunFolder) -> Prepared:
     summary = store.read_json(PREPARED)
     size = summary.get("bytes_per_token") if isinstance(summary, dict) else None
     if not isinstance(size, float) or not 0 < size < math.inf:
-        raise InputError(f"{store.path / PREPARED} must say bytes_per_token, got {size!r}: start the run anew")
+        raise InputError(f"{store.path / PREPARED} must say bytes_per_token, got {size!r}: start the run again")
     return Prepared(public.probe, public.tokens, public.vocabularies, size)
 
 

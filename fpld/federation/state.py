@@ -324,14 +324,14 @@ def recall(store: RunFolder, *, run: str | None) -> Recalled | None:
     state = State(student, AggregatorState(arrays, meta), target)
     lines = _read_trace(store, state.round - (pending is not None))
     if digest not in (None, _digest(lines)):
-        raise InputError(f"{store.path / TRACE} is damaged: it is not the trace of {CHECKPOINT}; start the run anew")
+        raise InputError(f"{store.path / TRACE} is damaged: it is not the trace of {CHECKPOINT}; start the run again")
     if pending is not None:
         _write_trace(store, [*lines, pending])
     try:
         trace = [RoundRecord.from_json(line) for line in lines]
         return Recalled(state, trace, None if pending is None else RoundRecord.from_json(pending))
     except ValueError as error:
-        raise InputError(f"{store.path / TRACE} is damaged ({error}): start the run anew") from None
+        raise InputError(f"{store.path / TRACE} is damaged ({error}): start the run again") from None
 
 
 def read_student(path: Path) -> Arrays:
@@ -352,9 +352,9 @@ def _read_trace(store: RunFolder, rounds: int) -> list[dict[str, Any]]:
         ended = [line for line in lines if line["round"] <= rounds]
         whole = [line["round"] for line in ended] == list(range(1, rounds + 1))
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is damaged ({error}): start the run anew") from None
+        raise InputError(f"{path} is damaged ({error}): start the run again") from None
     if not whole:
-        raise InputError(f"{path} must have a line for each of rounds 1 to {rounds}: start the run anew")
+        raise InputError(f"{path} must have a line for each of rounds 1 to {rounds}: start the run again")
     if len(ended) < len(lines):
         _write_trace(store, ended)
     return ended

@@ -99,7 +99,7 @@ def answer_task(
         seen = None if shared is None else readers.shared.view(shared)
         task, missing = _with_prior(seen, task, probe, paths)
         if missing and task.notes is not None:
-            log.warning("this site asks for %s", describe_differing(len(missing), len(task.notes.counts)))
+            log.warning("this node asks for %s", describe_differing(len(missing), len(task.notes.counts)))
             return encode_prior_request(missing, task.plan, key=key)
         _adopt(readers.own.view(student), seen, task, spec, probe)
     seed = derive_seed(spec.seed, "local", node.round, spec.index)

@@ -205,7 +205,7 @@ def _units(texts: Sequence[Path], window: int) -> PrivateText:
     for path in texts:
         text = open_text(path)
         if text.lengths is None or text.groups is None:
-            raise InputError(f"{path} does not say where documents end: start the run anew")
+            raise InputError(f"{path} does not say where documents end: start the run again")
         tokens.append(text.lesson)
         lengths.append(text.lengths)
         groups.append(text.groups + first)
@@ -248,7 +248,7 @@ def _rounds(folder: Path) -> dict[int, DpSteps]:
     try:
         return {row["round"]: DpSteps(row["noise"], row["rate"], row["steps"]) for row in parse_json(read_utf8(path))}
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path} is damaged ({error}): start the run anew") from None
+        raise InputError(f"{path} is damaged ({error}): start the run again") from None
 
 
 def keep_node_model(folder: Path, round: int, model: Student, *, run: str) -> None:
@@ -262,7 +262,7 @@ def read_kept_model(path: Path, run: str) -> Arrays:
     """Return the parameters of a kept model; raise InputError for one of another run."""
     state, metadata = read_arrays(path)
     if metadata.get("run") != run:
-        raise InputError(f"{path} is not of this run: start the run anew")
+        raise InputError(f"{path} is not of this run: start the run again")
     return state
 
 

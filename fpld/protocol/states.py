@@ -96,7 +96,7 @@ AGGREGATOR: dict[AggregatorPhase, dict[AggregatorEvent, AggregatorPhase | str]] 
 """The machine of an aggregator, which lives for one round."""
 
 _ONE_TASK = "one task a round: the first counts"
-_SAVED = "only a new node goes on from what was saved"
+_SAVED = "only a new node continues from what was saved"
 
 NODE: dict[NodePhase, dict[NodeEvent, NodePhase | str]] = {
     NodePhase.IDLE: {

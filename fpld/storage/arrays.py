@@ -178,8 +178,8 @@ def load_checkpoint(path: Path, *, run: str | None) -> tuple[Arrays, dict[str, A
         try:
             checkpoint = read_checkpoint(older, run=run)
         except InputError:
-            raise InputError(f"{error}; there is no sound file before it either: start the run anew") from None
-        log.warning("%s; going on from the one before it, %s", error, older.name)
+            raise InputError(f"{error}; there is no sound file before it either: start the run again") from None
+        log.warning("%s; continuing from the one before it, %s", error, older.name)
         # The sound one takes the place of the damaged one, which the next write would otherwise keep instead of it.
         keep_copy(older, path)
         return checkpoint

@@ -121,7 +121,7 @@ class RunFolder:
         try:
             return json.loads(read_utf8(self.path / name))
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
+            raise InputError(f"{self.path / name} is damaged ({error}): start the run again") from None
 
     def write_arrays(self, name: str, arrays: Arrays, meta: dict[str, Any] | None = None) -> None:
         """Write arrays and a JSON object."""
@@ -133,7 +133,7 @@ class RunFolder:
         try:
             meta = json.loads(metadata.get("meta", "{}"))
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{self.path / name} is damaged ({error}): start the run anew") from None
+            raise InputError(f"{self.path / name} is damaged ({error}): start the run again") from None
         return arrays, meta
 
     def has(self, name: str) -> bool:
@@ -197,7 +197,7 @@ def is_complete(store: RunFolder, name: str) -> bool:
     if recorded is None:
         return False
     if not store.has(name) or _digest(store, name) != recorded:
-        raise InputError(f"{store.path / name} is damaged, or not the file of this run: start the run anew")
+        raise InputError(f"{store.path / name} is damaged, or not the file of this run: start the run again")
     return True
 
 
@@ -212,7 +212,7 @@ def _read(store: RunFolder) -> dict[str, str]:
         return {}
     digests = store.read_json(SEALS)
     if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
-        raise InputError(f"{store.path / SEALS} is damaged: start the run anew")
+        raise InputError(f"{store.path / SEALS} is damaged: start the run again")
     return digests
 
 

@@ -21,7 +21,7 @@ def say() -> None:
     log.debug("a detail")
     log.info("round %d: begins", 1)
     log.info("round %d: held-out loss", 1, extra=RESULT)
-    log.warning("a node was turned away")
+    log.warning("a node was refused")
 
 
 def test_lines_with_the_time_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +32,7 @@ def test_lines_with_the_time_where_there_is_no_terminal(capsys: pytest.CaptureFi
     assert captured.out == ""
     lines = captured.err.splitlines()
     assert [line.split(" s  ")[1] for line in lines] == [
-        "round 1: begins", "round 1: held-out loss", "a node was turned away",
+        "round 1: begins", "round 1: held-out loss", "a node was refused",
     ]  # fmt: skip
     assert all(line.strip()[0].isdigit() for line in lines)
 
@@ -42,7 +42,7 @@ def test_nothing_beside_json(capsys: pytest.CaptureFixture[str]) -> None:
         say()
     out, err = capsys.readouterr()
     assert out == ""
-    assert [line.split(" s  ")[1] for line in err.splitlines()] == ["a node was turned away"]  # warnings alone
+    assert [line.split(" s  ")[1] for line in err.splitlines()] == ["a node was refused"]  # warnings alone
 
 
 def test_on_a_terminal_the_bar_counts_jobs_and_results_stay() -> None:
@@ -55,7 +55,7 @@ def test_on_a_terminal_the_bar_counts_jobs_and_results_stay() -> None:
             pool.submit(str, job)
         (task,) = bar.tasks
         assert (task.completed, task.total) == (2, 3)
-        assert task.description == "a node was turned away"  # the last line, and not a count of jobs
+        assert task.description == "a node was refused"  # the last line, and not a count of jobs
         for job in range(2):
             pool.submit(str, job)
         assert task.completed == 3  # a resumed run does less than all, never more

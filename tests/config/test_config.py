@@ -148,7 +148,7 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
         (
             "clip = 48.0",
             "clip = 48.0\neffort = 2.0",
-            "nodes[2]: taught and effort ",
+            "nodes[2]: `taught` and `effort` ",
         ),
         ("clip = 48.0", "clip = 48.0\nstudent = 'ngram'", "nodes[2].student: "),
     ],
@@ -175,7 +175,7 @@ def test_a_misspelt_table_is_one_mistake_and_the_closest_names_are_offered() -> 
 def test_a_model_is_taught_only_where_base_models_are_trained() -> None:
     taught = BASE.replace("clip = 48.0", "clip = 48.0\ntaught = true\nstudent = {kind = 'ngram', order = 1}", 1)
     assert config.parse_config(taught, "t").nodes[2].taught
-    with pytest.raises(InputError, match=r"base\.steps must be given: a node's model is taught before the first"):
+    with pytest.raises(InputError, match=r"base\.steps must be given: a node's model learns from the base model"):
         config.parse_config(re.sub(r"\[base\]\nsteps = \d+\n", "", taught), "t")
 
 

@@ -223,7 +223,7 @@ def test_damaged_packs_are_made_again_or_said(folder: Path, tmp_path: Path) -> N
     assert np.array_equal(np.asarray(opened), np.asarray(tokens))
     first, *_ = sorted((tmp_path / "cache").rglob("*.u16"))
     first.write_bytes(first.read_bytes()[:-2])
-    with pytest.raises(InputError, match="start the run anew"):
+    with pytest.raises(InputError, match="start the run again"):
         open_text(tmp_path / "text.safetensors").tokens[:3]
     again = TokenCache(tmp_path / "cache", BPE).encode(documents).tokens
     assert np.array_equal(np.asarray(again), encoded(documents))

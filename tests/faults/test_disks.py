@@ -86,7 +86,7 @@ def test_a_state_cut_at_every_offset_and_one_of_another_run(tmp_path: Path) -> N
     good = path.read_bytes()
     for end in range(len(good)):
         path.write_bytes(good[:end])
-        with pytest.raises(InputError, match="start the run anew"):
+        with pytest.raises(InputError, match="start the run again"):
             load_checkpoint(path, run="this")
 
 
@@ -100,7 +100,7 @@ def test_the_state_before_is_used_with_a_message_and_stays(tmp_path: Path, caplo
     assert found is not None
     assert found[1] == {"round": 1}
     assert "digest does not match" in caplog.text
-    assert "going on from the one before it, state-previous.safetensors" in caplog.text
+    assert "continuing from the one before it, state-previous.safetensors" in caplog.text
     write_checkpoint(path, ARRAYS, {"round": 2}, run="this")
     assert read_checkpoint(previous_file(path), run="this")[1] == {"round": 1}
 
@@ -131,7 +131,7 @@ def test_a_run_goes_on_identically_from_the_file_before(
     DAMAGE[damage](run.store.path / file)
     with caplog.at_level(logging.WARNING):
         assert finished(config_file, "run") == expected
-    assert "going on from the one before it" in caplog.text
+    assert "continuing from the one before it" in caplog.text
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_the_checkpoint_of_another_run_is_refused(config_file: Path) -> None:
         run, engine = federation(config_file, out=out, seed=seed)
         run.advance(engine)
     shutil.copy(config_file.parent / "one/fpld" / CHECKPOINT, config_file.parent / "two/fpld" / CHECKPOINT)
-    with pytest.raises(InputError, match=r"is of another run .* start the run anew"):
+    with pytest.raises(InputError, match=r"is of another run .* start the run again"):
         federation(config_file, out="two", seed=6)
 
 
@@ -277,7 +277,7 @@ def test_with_json_too_a_damaged_state_is_said(config_file: Path, capsys: pytest
     flip(out / "fpld" / CHECKPOINT, 8 * 3000)
     assert main([*command, "--resume"]) == 0
     again = capsys.readouterr()
-    assert "going on from the one before it" in again.err
+    assert "continuing from the one before it" in again.err
     assert again.out == first.out
 
 

@@ -162,7 +162,7 @@ def test_a_site_refuses_what_its_ledger_does_not_allow_and_logs_it(tmp_path: Pat
     deployment.serve(deployment.grid())
     first, second = deployment.trace()
     assert first["absent"] == []
-    sentence = "limit: the request goes beyond what this site allows"
+    sentence = "limit: the request goes beyond what this node allows"
     assert second["absent"] == [{"node": "east", "state": "failed", "reason": sentence}]
     assert "(most_rounds)" in (file.parent / "log.txt").read_text()
     entries = [json.loads(line) for line in (file.parent / "ledger.jsonl").read_text().splitlines()]
@@ -184,7 +184,7 @@ def test_no_detail_of_an_error_leaves_a_site(tmp_path: Path) -> None:
 
     with pytest.raises(SiteError) as caught:
         redact_errors(message, context, fail)
-    assert str(caught.value) == "program: the site's program failed"
+    assert str(caught.value) == "program: the node's program failed"
     assert caught.value.__cause__ is None
     assert "ward-3" in (tmp_path / "log.txt").read_text()
 
@@ -220,7 +220,7 @@ def test_a_site_tells_only_so_many_losses(tmp_path: Path) -> None:
     ((node, reason),) = [(record["node"], record["reason"]) for record in second["refused"]]
     assert (node, reason) == (
         "east",
-        "did not evaluate the student: limit: the request goes beyond what this site allows",
+        "did not evaluate the student: limit: the request goes beyond what this node allows",
     )
     assert second["nodes"] == ["north", "east", "south"]
     assert "(most_evaluations)" in (file.parent / "log.txt").read_text()

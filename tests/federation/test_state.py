@@ -118,7 +118,7 @@ def test_a_trace_that_does_not_fit_its_checkpoint_is_an_error(content: str, mess
     store = RunFolder(tmp_path)
     commit(store, made(2), records(2), run="run")
     store.write(TRACE, content.encode())
-    with pytest.raises(InputError, match=rf"trace\.jsonl {message}.*start the run anew"):
+    with pytest.raises(InputError, match=rf"trace\.jsonl {message}.*start the run again"):
         recall(store, run="run")
 
 

@@ -251,7 +251,7 @@ def make_certificates(folder: Path, address: str, hosts: Sequence[str], *, days:
         made.append(AGGREGATOR_KEY)
     ca = read_utf8(folder / CA)
     text = (
-        "# What a site needs to join. Nothing here is secret; check by another way that it came unaltered.\n"
+        "# What a node needs to join. Nothing here is secret; check by another way that it came unaltered.\n"
         f'address = "{address}"\naggregator = "{public_key_text(folder / AGGREGATOR_KEY)}"\nca = """\n{ca}"""\n'
     )
     write_atomic(folder / INVITATION, text.encode())
@@ -343,7 +343,7 @@ def expiry_warnings(paths: Iterable[Path], now: datetime | None = None) -> list[
             if now >= until:
                 raise InputError(
                     f"{path} has ended on {until:%Y-%m-%d}: make new ones with `fpld certs`, and send federation.toml "
-                    "to the sites"
+                    "to the nodes"
                 )
             if (until - now).days < EXPIRY_WARNING_DAYS:
                 warnings.append(

@@ -158,5 +158,5 @@ def session_of(store: RunFolder, config: Config) -> tuple[bytes, bytes]:
         session = b""
         key = b""
     if (len(session), len(key)) != (32, 32):
-        raise InputError(f"{store.path / SESSION} must hold the session and the key of this run: start the run anew")
+        raise InputError(f"{store.path / SESSION} must hold the session and the key of this run: start the run again")
     return session, key

@@ -79,6 +79,6 @@ def simulate_federation(
     store = RunFolder(out)
     status = store.read_json(STATUS)
     if status["state"] != "done":
-        raise FpldError(f"{status.get('error', 'the simulation ended early')}; go on with --resume")
+        raise FpldError(f"{status.get('error', 'the simulation ended early')}; continue with --resume")
     rows: list[dict[str, Any]] = store.read_json(RESULT)
     return rows

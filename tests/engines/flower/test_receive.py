@@ -154,7 +154,7 @@ def test_pieces_that_never_come_are_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert reason(link) == "its reply was announced, and not whole within 0.3 s"
     link.reply("question 0", answer(b"x", question()))
     link.objects.clear()
-    assert reason(link) == "its reply was announced, and pieces of it never came"
+    assert reason(link) == "its reply was announced, and chunks of it never came"
 
 
 def test_a_node_that_goes_while_it_sends_is_lost_and_not_waited_for() -> None:

@@ -109,7 +109,7 @@ class AggregatorProcesses:
         """Clear away a run's process that was killed; raise `LaunchError` for one that ended by itself."""
         assert self.runner is not None  # noqa: S101 - it has ended
         if code >= 0 and code != KILLED_CODE:
-            raise LaunchError(f"the run's process ended: {self.runner.exit_reason()}; go on with --resume")
+            raise LaunchError(f"the run's process ended: {self.runner.exit_reason()}; continue with --resume")
         log.warning("the run's process stopped (%s): starting it again", self.runner.exit_reason())
         self.runner.stop()
 
@@ -241,7 +241,7 @@ def _watch(
             rows: list[dict[str, Any]] = store.read_json(RESULT)
             return rows
         if status["state"] == "failed":
-            raise FpldError(f"{status['error']}; go on with --resume")
+            raise FpldError(f"{status['error']}; continue with --resume")
         if code is not None:
             processes.clear_runner(code)
             trace_bytes = _check_progress(options.out, trace_bytes)
@@ -256,7 +256,7 @@ def _check_progress(out: Path, before: int) -> int:
     if size == before:
         raise ResourceError(
             "the run's process was killed twice in the same round: most likely memory ran out; free some, or choose a "
-            "smaller student, and go on with --resume"
+            "smaller student, and continue with --resume"
         )
     return size
 
@@ -267,5 +267,5 @@ def check_disk_space(folder: Path) -> None:
     if free < MIN_DISK_BYTES:
         raise StorageError(
             f"{folder}: {free:,} bytes are left on the disk, at least {MIN_DISK_BYTES:,} are needed: free some space, "
-            "and go on with --resume; what was written before is intact"
+            "and continue with --resume; what was written before is intact"
         )

@@ -63,7 +63,7 @@ def run_node(
     folder = path.resolve().parent
     command = _command(file, path, folder, insecure=insecure)
     if not is_chosen("installed_app", file.patches):
-        log.warning("%s: patches leave installed_app out: the code of each run is executed at this site", path.name)
+        log.warning("%s: patches leave installed_app out: the code of each run is executed at this node", path.name)
     with site_lock(folder, file.name):
         lines = follow_log(folder)
         next(lines)

@@ -47,7 +47,7 @@ ca = "ca.pem"
 # The private text: a file or a folder. It stays here.
 {source}
 
-# What may leave: "labels" on public text; "text" that the site's model writes, with labels; "updates" of its weights.
+# What may leave: "labels" on public text; "text" that the node's model writes, with labels; "updates" of its weights.
 # A run that asks for more is refused before any training (docs/privacy.md says what each tells about the text).
 may_send = ["labels"]
 # private_run = 8           # written text has no run of this many tokens of the private text; 0: nothing is written
@@ -55,7 +55,7 @@ may_send = ["labels"]
 # How much of the text is used (default: all of it, or what the run asks for if that is less):
 # limit = 50000000           # bytes, held-out text and all: a sample of the documents
 
-# What the site computes with (defaults: a GPU where there is one, one thread, no limit of memory):
+# What the node computes with (defaults: a GPU where there is one, one thread, no limit of memory):
 # device = "cpu"            # or cuda, mps, auto
 # threads = 4
 # dtype = "float32"         # of the steps of training: or bfloat16, float16, auto
@@ -64,7 +64,7 @@ may_send = ["labels"]
 # shard = true              # each of them holds only a share of a pretrained model's weights
 # most_memory = 8000000000   # bytes
 
-# What the site insists on (leave out what does not matter):
+# What the node insists on (leave out what does not matter):
 # probe = "SHA-256 of the probe set that may be asked"
 # tokenizer = "SHA-256 of the tokenizer that may be used"
 # most_bytes = 1000000      # the most that a frame may hold
@@ -76,10 +76,10 @@ may_send = ["labels"]
 # most_epsilon = 3.0            # the most that all runs together may spend of a document's privacy: private runs only
 # delta = 1e-5                  # at which delta
 # unit = "document"             # of what: a document, or a "window" of tokens
-# show_own_loss = true          # tell the aggregator the loss of this site's own models too, for the report
+# show_own_loss = true          # tell the aggregator the loss of this node's own models too, for the report
 # models = ["/srv/models/llama"]  # the pretrained models on this machine that a run may load (default: none)
-# most_memory = 8000000000      # bytes of memory that the work may take: beyond it the work is ended, and said
-# patches = ["installed_app"]   # of Flower at this site (docs/deploy.md); "none": code of a run is executed here
+# most_memory = 8000000000      # bytes of memory that the work may take: beyond it the work is ended, and logged
+# patches = ["installed_app"]   # of Flower at this node (docs/deploy.md); "none": code of a run is executed here
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
 

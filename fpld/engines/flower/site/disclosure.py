@@ -51,7 +51,7 @@ class WrittenCounts:
             return f"{sent}; they follow from a private model, and are not compared with the private text"
         return (
             f"{sent}; {self.written} were written, {self.copied} had a run of {self.private_run} private tokens and "
-            f"were written anew, {self.replaced} became public text"
+            f"were written again, {self.replaced} became public text"
         )
 
 
@@ -74,7 +74,7 @@ def check_may_send(may_send: Sequence[Disclosure], task: Task) -> None:
     requested = requested_disclosures(task)
     if not requested <= set(may_send):
         raise DisclosureError(
-            f"may_send: the task asks for {_listed(requested)}, this site's node.toml allows {_listed(set(may_send))}"
+            f"may_send: the task asks for {_listed(requested)}, this node's node.toml allows {_listed(set(may_send))}"
         )
 
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
-    (BudgetError, "limit: the request goes beyond what this site allows"),
-    (ProtocolError, "message: the message is not one that this site can act on"),
-    (StorageError, "disk: the site cannot write to its disk"),
-    (ResourceError, "resources: the site ran out of memory, time or file handles"),
-    (InputError, "setup: the site's own text, files or settings do not do"),
-    (FpldError, "site: the site cannot do this"),
-    (Exception, "program: the site's program failed"),
+    (BudgetError, "limit: the request goes beyond what this node allows"),
+    (ProtocolError, "message: the message is not one that this node can act on"),
+    (StorageError, "disk: the node cannot write to its disk"),
+    (ResourceError, "resources: the node ran out of memory, time or file handles"),
+    (InputError, "setup: the node's own text, files or settings do not do"),
+    (FpldError, "node: the node cannot do this"),
+    (Exception, "program: the node's program failed"),
 )
 _OPEN = (DisclosureError, MismatchError)  # errors whose own words may leave
 

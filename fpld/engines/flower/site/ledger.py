@@ -254,7 +254,7 @@ class Ledger:
         except (ValueError, KeyError, TypeError, RecursionError):
             valid = False
         if not valid:
-            raise InputError(f"{self.path}, line {number} is damaged: this site answers nothing until it is mended")
+            raise InputError(f"{self.path}, line {number} is damaged: this node answers nothing until it is mended")
         return entry
 
 
@@ -304,7 +304,7 @@ def _read_reservation(path: Path) -> Query:
         spent = fields["spent"]
         return Query(**fields | {"spent": None if spent is None else DpSteps(*spent)})
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged: this site answers nothing until the work that holds it ends") from error
+        raise InputError(f"{path} is damaged: this node answers nothing until the work that holds it ends") from error
 
 
 def _entry_of(query: Query) -> dict[str, Any]:

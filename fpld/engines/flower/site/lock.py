@@ -33,7 +33,7 @@ def site_lock(folder: Path, name: str) -> Iterator[None]:
         holder = read_presence(folder)
         who = f" as process {holder['process']}, since {holder['since']}" if holder else ""
         raise InputError(
-            f"{name} takes part already, from this folder{who}: a site is started once; stop the other one first"
+            f"{name} takes part already, from this folder{who}: a node is started once; stop the other one first"
         ) from None
     except OSError as error:
         raise storage_error(folder / LOCK_FILE, error) from error
