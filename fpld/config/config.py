@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
 from fpld import registry
+from fpld.config.paths import Place, absolute_paths, show_place
 from fpld.config.sections import (
     BaselinesSection,
     BudgetSection,
@@ -38,6 +39,7 @@ from fpld.config.sections import (
 from fpld.errors import InputError
 from fpld.registry import codecs
 from fpld.storage.files import parse_toml_tables, read_utf8
+from fpld.storage.run_folder import CONFIG, VERSIONS
 from fpld.students.configs import MIN_PUBLIC_SEQUENCES, HuggingFaceConfig
 from fpld.units import show_count
 from fpld.validation import closest_name, did_you_mean, printable, shown
@@ -46,14 +48,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 AVERAGING = ("fedavg", "fedavg-1bit", "flora", "feddf", "feddf-kbit", "feddf-written")  # they average weights
-SHARED_TOKENS = ("pooled", "pooled-all", "ensemble")
-"""Baselines that need one tokenizer for all texts or models."""
+SHARED_TOKENS = ("pooled", "pooled-all")
+"""Baselines that need one tokenizer for all texts."""
 MAX_PROBLEMS = 100
 """Problems of a configuration that are named; of more only their number is said."""
 FULL_BATCH_UNITS = 1000
 """How many units a node is taken to have, where all of them take part in a step: for times that are left alone."""
 MISSING = "is missing"
-_MAX_KEY = 80  # characters of a key's part in errors
 _MAX_MESSAGE = 4000  # characters of one problem, which may be several in one
 _SEED_LINE = re.compile(r"# --seed (\d{1,19})\n")
 
@@ -291,15 +292,12 @@ def examine(text: str, source: str) -> tuple[Config | None, list[str]]:
             found = _mistakes(Config, error)
             # Problems of a table in which a wrong key was changed may be caused by that: they are not reported.
             new = [mistake for mistake in found if not any(_above(mistake.place, place) for place in changed)]
-            problems += [_key(mistake.place) + part for mistake in new for part in mistake.parts]
+            lines = [_key(mistake.place) + part for mistake in new for part in mistake.parts]
+            problems += [line for line in lines if line not in problems]  # what cannot be mended is found again
             places = [place for mistake in found for place in _mend(tables, mistake)]
             if not places:
                 return None, _first(problems)
             changed += places
-
-
-Place = tuple[int | str, ...]
-"""Where a value stands in nested tables: keys, and indices of lists."""
 
 
 class _Mistake(NamedTuple):
@@ -462,14 +460,20 @@ def _dump_toml(tables: dict[str, Any]) -> str:
 
 
 def read_config_text(path: str | Path) -> tuple[str, str]:
-    """Return the text of a configuration file or a preset, and its name for errors."""
+    """Return the text of a configuration file or a preset, and its name for errors.
+
+    Relative paths in a file are written out: they start at its folder. In a run's own `config.toml` they are of an
+    earlier version, and start at the working directory.
+    """
     name = str(path)
     if name in presets():
         return read_utf8(_preset_folder() / f"{name}.toml"), f"preset {name}"
     if not Path(path).exists():
         listed = f"give a TOML file, or one of the presets {', '.join(presets())}"
         raise InputError(f"{path} does not exist: {listed}{did_you_mean(name, presets())}")
-    return read_utf8(Path(path)), name
+    file = Path(path)
+    of_run = file.name == CONFIG and (file.parent / VERSIONS).is_file()
+    return absolute_paths(read_utf8(file), Path.cwd() if of_run else file.absolute().parent), name
 
 
 def presets() -> list[str]:
@@ -484,10 +488,8 @@ def _preset_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "experiments"
 
 
-def _key(place: tuple[int | str, ...]) -> str:
-    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part, _MAX_KEY)}" for part in place)
-    text = "".join(parts).lstrip(".")
-    return f"{text}: " if text else ""
+def _key(place: Place) -> str:
+    return f"{show_place(place)}: " if place else ""
 
 
 def _message(item: Any) -> str:

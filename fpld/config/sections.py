@@ -75,7 +75,7 @@ class RunSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of every draw that is not secret: held-out documents, probe set, first weights, minibatches, dither."""
     out: str = "runs/run"
-    """Folder of the run; `--out` replaces it."""
+    """Folder of the run, from the working directory; `--out` replaces it."""
     quorum: Count | None = None
     """How many nodes must answer for a round to count (none: all that are asked)."""
     fraction: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -161,7 +161,7 @@ class ProbeSection(Section):
     """[probe]: the public text, and which contexts of it the nodes are asked about."""
 
     source: str
-    """The public text: a label of the corpus, or a path."""
+    """The public text: a label of the corpus, or a path. Where there is a corpus, a path of one word is `./word`."""
     contexts: Count = 16384
     """How many probe contexts: each position of a sequence is one."""
     length: Count = 32

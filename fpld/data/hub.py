@@ -27,6 +27,7 @@ from fpld.validation import printable, shown
 Kind = Literal["model", "dataset"]
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"({_PART}/{_PART})(?::([^@]*))?@([^@/\\]*)")
+_UNPINNED = re.compile(rf"({_PART}/{_PART})(?::([^@]*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FOLDER = re.compile(rf"{_PART}(/{_PART})*")
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "README.md", "LICENSE*"]
@@ -87,6 +88,34 @@ def parse_hub_name(text: str) -> HubName | None:
             "data.limit or probe.limit"
         )
     return HubName(repository, commit, folder or "")
+
+
+def is_hub_name(text: str) -> bool:
+    """Return whether a text has the form of a name of a hub, sound or not.
+
+    >>> is_hub_name("allenai/c4:en@main"), is_hub_name("texts/news")
+    (True, False)
+    """
+    return _NAME.fullmatch(text) is not None
+
+
+def hub_hint(path: str, kind: Kind) -> str:
+    """Return what to add to an error about a missing path that looks like the name of a repository.
+
+    >>> hub_hint("/nowhere/allenai/c4:en", "dataset")
+    '; a repository of a hub needs its commit: `fpld data fetch allenai/c4:en --repo-type dataset` prints the name'
+    >>> hub_hint("texts", "dataset")
+    ''
+    """
+    place = Path(path)
+    name = "/".join(place.parts[-2:])
+    if not _UNPINNED.fullmatch(name) or place.parent.exists():
+        return ""
+    return f"; a repository of a hub needs its commit: `fpld data fetch {name}{_of_kind(kind)}` prints the name"
+
+
+def _of_kind(kind: Kind) -> str:
+    return " --repo-type dataset" if kind == "dataset" else ""
 
 
 def hub_folder(text: str, kind: Kind) -> Path | None:

@@ -1,8 +1,8 @@
 """Documents that stay in their files: an index of a text says what there is, and a text is read when it is needed.
 
 A small text is read into memory. Of a larger one the documents are counted and measured once. Their sizes are kept in
-the cache, with the digest of each file, so that a file is read again only if it has changed. A document then takes
-about a hundred bytes of memory, however long it is.
+the cache, with the digest of each file, so that a file is read again only if it has changed. In memory is what columns
+of numbers say: a document takes some tens of bytes, however long it is.
 
 A file has changed if its size, its times or its inode are others. One that was written in the last seconds is read
 again the next time, since a change within the clock's resolution would not be seen.
@@ -14,17 +14,19 @@ import hashlib
 import json
 import logging
 import time
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
 import numpy as np
 
 from fpld.data import readers
-from fpld.data.documents import Document
+from fpld.data.documents import Document, DocumentColumns
 from fpld.data.fetch import cache_folder, sha256_file
-from fpld.data.hub import text_folder
+from fpld.data.hub import hub_hint, text_folder
 from fpld.data.readers import COMPRESSED, content_suffix, holds_chats, read_parts, text_files
 from fpld.errors import InputError, StorageError
 from fpld.progress import ByteProgress
@@ -33,7 +35,7 @@ from fpld.storage.files import storage_error
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from fpld.data.readers import TextPart
     from fpld.types import Array, Arrays
@@ -45,6 +47,7 @@ TEXT_CACHE = "texts"
 _FORMAT = "fpld-text-index-1"
 _SETTLED_SECONDS = 2.0  # since the last write of a file, for its times to be trusted
 _COMPRESSION = 4  # times that a compressed text is longer, as a first guess
+_ITERATED = 1 << 14  # documents that are made objects at once
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +79,6 @@ class StoredFile:
     def chat(self) -> bool:
         """Return whether the documents are conversations."""
         return holds_chats(self.path, self.field)
-
-    def documents(self) -> Iterator[Document]:
-        """Yield the documents."""
-        starts = [0, *(np.flatnonzero(np.diff(self.numbers)) + 1).tolist(), len(self.numbers)]
-        sizes = np.add.reduceat(self.sizes, starts[:-1]).tolist() if len(self.numbers) else []
-        for (first, stop), size in zip(pairwise(starts), sizes, strict=True):
-            yield StoredDocument(self, first, stop, size)
 
     def parts(self) -> Iterator[TextPart]:
         """Read the parts; raise InputError if the file is no longer what it was."""
@@ -204,6 +200,135 @@ class StoredDocument(Document):
         return StoredDocument, (self.file, self.first, self.stop, self._size, self._name)
 
 
+class FileDocuments(NamedTuple):
+    """Documents of one file: their places in the list of all, and the parts from and up to which they go."""
+
+    file: StoredFile
+    places: Array
+    firsts: Array
+    stops: Array
+
+    def parts(self) -> Array:
+        """Return the numbers of all parts, in the order of the documents."""
+        counts = self.stops - self.firsts
+        ends = np.cumsum(counts, dtype=np.int64)
+        return np.asarray(np.repeat(self.firsts - (ends - counts), counts) + np.arange(ends[-1]))
+
+
+class StoredDocuments(DocumentColumns):
+    """Documents in files, as columns: number of the file, first part, end of the parts, and bytes.
+
+    Those in `others` are in memory, such as the start of one that was cut; their columns count for nothing else than
+    their place in the order.
+    """
+
+    def __init__(
+        self, files: Sequence[StoredFile], columns: Sequence[Array], others: Mapping[int, Document] | None = None
+    ) -> None:
+        self._files = files
+        self._owners, self._firsts, self._stops, self._sizes = columns
+        self._others = dict(others or {})
+
+    @classmethod
+    def of_files(cls, files: Sequence[StoredFile]) -> Self:
+        """Return all documents of some files, in their order."""
+        owners: list[Array] = [np.empty(0, np.int32)]
+        firsts: list[Array] = [np.empty(0, np.int32)]
+        stops: list[Array] = [np.empty(0, np.int32)]
+        sizes: list[Array] = [np.empty(0, np.int64)]
+        for owner, file in enumerate(files):
+            if not len(file.numbers):
+                continue
+            starts = np.concatenate([[0], np.flatnonzero(np.diff(file.numbers)) + 1]).astype(np.int32)
+            owners.append(np.full(len(starts), owner, np.int32))
+            firsts.append(starts)
+            stops.append(np.append(starts[1:], len(file.numbers)).astype(np.int32))
+            sizes.append(np.add.reduceat(file.sizes, starts))
+        return cls(files, [np.concatenate(parts) for parts in (owners, firsts, stops, sizes)])
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    @overload
+    def __getitem__(self, place: int) -> Document: ...
+    @overload
+    def __getitem__(self, place: slice) -> StoredDocuments: ...
+    def __getitem__(self, place: int | slice) -> Document | StoredDocuments:
+        """Return a document, or those of a slice."""
+        if isinstance(place, slice):
+            return self.pick(np.arange(*place.indices(len(self))), {})
+        place = range(len(self))[place]
+        if place in self._others:
+            return self._others[place]
+        first, stop, size = (int(column[place]) for column in (self._firsts, self._stops, self._sizes))
+        return StoredDocument(self._files[self._owners[place]], first, stop, size)
+
+    def __iter__(self) -> Iterator[Document]:
+        columns = (self._owners, self._firsts, self._stops, self._sizes)
+        for begin in range(0, len(self), _ITERATED):
+            rows = zip(*(column[begin : begin + _ITERATED].tolist() for column in columns), strict=True)
+            for place, (owner, first, stop, size) in enumerate(rows, begin):
+                other = self._others.get(place)
+                yield StoredDocument(self._files[owner], first, stop, size) if other is None else other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"StoredDocuments({len(self)} in {len(self._files)} files, {int(self._sizes.sum())} bytes)"
+
+    @property
+    def sizes(self) -> Array:
+        """Return the bytes of each document."""
+        return self._sizes
+
+    @property
+    def ranks(self) -> Array:
+        """Return the places that the documents had if they were sorted by the names of their files and in these."""
+        names = sorted(range(len(self._files)), key=lambda number: self._files[number].name)
+        of_file = np.empty(len(names), np.int32)
+        of_file[names] = np.arange(len(names))
+        ranks = np.empty(len(self), np.int64)
+        ranks[np.lexsort((self._firsts, of_file[self._owners]))] = np.arange(len(self))
+        return ranks
+
+    @property
+    def kinds(self) -> set[bool]:
+        """Return which values `chat` has."""
+        return {self._files[owner].chat for owner in np.unique(self._owners).tolist()}
+
+    def pick(self, places: Array, changed: Mapping[int, Document]) -> StoredDocuments:
+        """Return the documents at some places, in that order; those in `changed` instead of what is there."""
+        columns = [column[places] for column in (self._owners, self._firsts, self._stops, self._sizes)]
+        others: dict[int, Document] = {}
+        for place, document in (self._others | dict(changed)).items():
+            for new in np.flatnonzero(places == place).tolist():
+                if isinstance(document, StoredDocument):
+                    columns[1][new] = document.first
+                    columns[2][new] = document.stop
+                else:
+                    others[new] = document
+                columns[3][new] = document.size
+        return StoredDocuments(self._files, columns, others)
+
+    def others(self) -> dict[int, Document]:
+        """Return the documents that are in memory, by their places."""
+        return self._others
+
+    def by_file(self) -> Iterator[FileDocuments]:
+        """Yield the documents that are in files, file by file."""
+        inside = np.ones(len(self), bool)
+        inside[list(self._others)] = False
+        places = np.flatnonzero(inside)
+        places = places[np.argsort(self._owners[places], kind="stable")]
+        bounds = np.flatnonzero(np.diff(self._owners[places])) + 1
+        for some in np.split(places, bounds) if len(places) else []:
+            file = self._files[self._owners[some[0]]]
+            yield FileDocuments(file, some, self._firsts[some], self._stops[some])
+
+
 def document_texts(documents: Iterable[Document]) -> Iterator[str]:
     """Yield the texts of documents in their order; those of one file in one pass, a long document in parts."""
     waiting: list[StoredDocument] = []
@@ -239,7 +364,7 @@ def _read_texts(documents: Sequence[StoredDocument]) -> Iterator[str]:
 
 def read_documents(
     path: str | os.PathLike[str], *, field: str = "text", cache: str | os.PathLike[str] | None = None
-) -> list[Document]:
+) -> Sequence[Document]:
     """Read all documents at `path`: a file, or a folder of files; files that are skipped are named in the log.
 
     Parameters
@@ -256,17 +381,18 @@ def read_documents(
 
     Returns
     -------
-    list of Document
+    sequence of Document
         The documents that are not empty, in the order of their paths and places.
     """
     root = text_folder(path)
     if not root.exists():
-        raise InputError(f"{root} does not exist: give the path of an existing file or folder")
+        hint = hub_hint(str(path), "dataset")
+        raise InputError(f"{root.absolute()} does not exist: give the path of an existing file or folder{hint}")
     files = text_files(root) if root.is_dir() else [root]
-    documents = _in_memory(root, files, field)
+    documents: Sequence[Document] | None = _in_memory(root, files, field)
     if documents is None:
         folder = cache_folder() / TEXT_CACHE if cache is None else Path(cache)
-        documents = [document for file in _index(root, files, field, folder) for document in file.documents()]
+        documents = StoredDocuments.of_files(_index(root, files, field, folder))
     if not documents:
         raise InputError(f"{root} holds only empty documents: give text of at least one character")
     return documents
@@ -345,13 +471,13 @@ def _part_lengths() -> list[int]:
 def _measure(file: Path, root: Path, field: str, signature: str) -> StoredFile:
     """Read a file, and measure its documents."""
     name, label = _place(file, root)
-    numbers: list[int] = []
-    sizes: list[int] = []
+    numbers = array("q")  # a list would take eight times as much for each document
+    sizes = array("q")
     for part in read_parts(file, field):
         numbers.append(part.number)
         sizes.append(len(part.text.encode()))
-    arrays = np.array(numbers, np.int64), np.array(sizes, np.int64)
-    stored = StoredFile(file, name, label, field, sha256_file(file), signature, *arrays)
+    columns = (np.frombuffer(column, np.int64) for column in (numbers, sizes))
+    stored = StoredFile(file, name, label, field, sha256_file(file), signature, *columns)
     stored.check()
     return stored
 

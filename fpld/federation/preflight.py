@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fpld import data
 from fpld.budget.limits import Uplinks, senders
 from fpld.config.config import Finding
+from fpld.config.paths import SOURCE, model_places, show_place, text_places
+from fpld.data.documents import of_label
 from fpld.data.fetch import ARCHIVES, cache_folder
+from fpld.data.hub import hub_hint
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import deal, public_documents, read_corpus, sample_public
 from fpld.federation.state import configured_budget, update_budget
@@ -32,7 +35,7 @@ from fpld.students.configs import HuggingFaceConfig
 from fpld.units import show_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fpld.config import Config
     from fpld.config.sections import EngineSection
@@ -72,8 +75,8 @@ class Preflight:
         corpus, problems = _tried("data.corpus" if config.data.corpus else "data.path", self._documents)
         yield from problems
         if corpus is None:
-            if problems[0].wrong and self._local:
-                yield from self._own_paths()
+            if problems[0].wrong:
+                yield from self._other_paths()
             return
         public, problems = _tried("probe.source", lambda: self._public(corpus))
         yield from problems
@@ -88,13 +91,16 @@ class Preflight:
         if self._local:
             yield from self._nodes(corpus)
 
-    def _own_paths(self) -> Iterator[Finding]:
-        """Look for the texts of nodes that have their own, where the corpus cannot be read."""
-        for index, node in enumerate(self._config.nodes):
+    def _other_paths(self) -> Iterator[Finding]:
+        """Look for the texts that are not of the corpus, where that cannot be read."""
+        source = self._config.probe.source
+        if "/" in source:  # a label is one word
+            yield from _missing("probe.source", source)
+        for index, node in enumerate(self._config.nodes if self._local else []):
             if node.data is not None:
                 yield from _missing(f"nodes[{index}].data", node.data)
 
-    def _documents(self) -> list[Document]:
+    def _documents(self) -> Sequence[Document]:
         """Read what [data] names; a corpus that is not here yet, or a large one, is left for the run."""
         config = self._config
         name = config.data.corpus
@@ -108,14 +114,15 @@ class Preflight:
             _look(config.data.path)
         return read_corpus(config)
 
-    def _public(self, corpus: list[Document]) -> list[Document]:
+    def _public(self, corpus: Sequence[Document]) -> Sequence[Document]:
         config = self._config
-        public = [document for document in corpus if document.label == config.probe.source]
+        public = of_label(corpus, config.probe.source)
         if not public:
             labels = sorted({document.label for document in corpus if document.label})
             if not data.text_folder(config.probe.source).exists():
                 choices = f"one of the labels {', '.join(labels)} or " if labels else ""
-                raise InputError(f"must be {choices}a path that exists, got {config.probe.source!r}")
+                hint = hub_hint(config.probe.source, "dataset")
+                raise InputError(f"must be {choices}a path that exists, got {config.probe.source!r}{hint}")
             _look(config.probe.source)
             public = public_documents(config, corpus)
         size = data.total_size(sample_public(config, public))
@@ -125,7 +132,7 @@ class Preflight:
             )
         return public
 
-    def _nodes(self, corpus: list[Document]) -> Iterator[Finding]:
+    def _nodes(self, corpus: Sequence[Document]) -> Iterator[Finding]:
         """Check the text of every node by itself, so that all that are wrong are named."""
         config = self._config
         for index, node in enumerate(config.nodes):
@@ -141,7 +148,7 @@ class Preflight:
             if text is not None:
                 yield Finding(key, text, wrong=False)
 
-    def _text(self, config: Config, corpus: list[Document], index: int) -> str:
+    def _text(self, config: Config, corpus: Sequence[Document], index: int) -> str:
         """Return what there is of a node's text, what is left out and what is held out."""
         spec = make_node_spec(self._config, index)
         documents = deal(config, corpus)[spec.name]
@@ -158,7 +165,7 @@ class Preflight:
         return f"{says}; {use.left_out}" if use.left_out else says
 
     @staticmethod
-    def _units(config: Config, training: list[Document], *, single: bool) -> None:
+    def _units(config: Config, training: Sequence[Document], *, single: bool) -> None:
         """Refuse a text with fewer units than take part in a step; of windows only the most there can be is known."""
         terms = config.privacy
         student = config.nodes[0].student or config.student
@@ -192,8 +199,9 @@ class Preflight:
             yield Finding("privacy.delta", "is larger than a thousandth: with it, a unit in so many may show whole")
 
     def _tokenizer(self) -> Iterator[Finding]:
-        _, problems = _tried("tokenizer", lambda: self.vocab)
-        yield from problems
+        own = self._config.tokenizer
+        if own.kind != "huggingface" or own.path is not None:  # else it is the student's: what is wrong is named there
+            yield from _tried("tokenizer" if own.path is None else "tokenizer.path", lambda: self.vocab)[1]
         if not self._config.over_strings:
             return
         for index in (None, *range(len(self._config.nodes))):
@@ -256,9 +264,10 @@ class Preflight:
 
     def _pretrained(self, path: str) -> None:
         """Check a pretrained model's place, and that its tokens are the federation's."""
-        from fpld.students.pretrained import check_tokenizer, model_tokenizer
+        from fpld.students.pretrained import check_place, check_tokenizer, model_tokenizer
 
         _here(path)
+        check_place(path)
         kind = self._config.tokenizer.kind
         if kind == "huggingface":
             check_tokenizer(path, self._model_tokenizer)
@@ -333,7 +342,9 @@ def _look(path: str) -> None:
     """Refuse a path that is not there; leave a large one for the run."""
     root = data.text_folder(path)
     if not root.exists():
-        raise InputError(f"{path} does not exist: give the path of an existing file or folder")
+        raise InputError(
+            f"{root.absolute()} does not exist: give the path of an existing file or folder{hub_hint(path, 'dataset')}"
+        )
     size = file_bytes(root)
     if size > MAX_READ_BYTES:
         raise _UnknownError(f"{path} is large ({size / 1e6:.0f} MB): it is not read before the run")
@@ -344,13 +355,21 @@ def _missing(key: str, path: str) -> list[Finding]:
 
 
 def missing_paths(tables: Mapping[str, Any]) -> list[Finding]:
-    """Return the texts that are not there, of a configuration whose other mistakes leave nothing else to check."""
+    """Return the paths that are not there, of a configuration whose other mistakes leave nothing else to check."""
+    from fpld.students.pretrained import check_place
+
+    labelled = _has_corpus(tables)
+    texts = [(place, path) for place, path in text_places(tables) if place != SOURCE or not labelled or "/" in path]
+    found = [(place, partial(_look, path)) for place, path in texts]
+    found += [(place, partial(check_place, path)) for place, path in model_places(tables)]
+    problems = [(place, _tried("", look)[1]) for place, look in found]
+    return [finding._replace(key=show_place(place)) for place, some in problems for finding in some if finding.wrong]
+
+
+def _has_corpus(tables: Mapping[str, Any]) -> bool:
+    """Return whether there is a corpus, of which the public text may be a label."""
     section = tables.get("data")
-    nodes = tables.get("nodes")
-    paths = {"data.path": section.get("path") if isinstance(section, dict) else None}
-    for index, node in enumerate(nodes if isinstance(nodes, list) else []):
-        paths[f"nodes[{index}].data"] = node.get("data") if isinstance(node, dict) else None
-    return [found for key, path in paths.items() if isinstance(path, str) for found in _missing(key, path)]
+    return isinstance(section, dict) and ("corpus" in section or "path" in section)
 
 
 def file_bytes(root: Path) -> int:

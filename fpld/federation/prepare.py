@@ -12,14 +12,17 @@ import math
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import fpld
 from fpld import data
+from fpld.config.paths import absolute_paths
 from fpld.data import TextUse, load_tokenizer
 from fpld.data.chat import are_chats, plain_texts
+from fpld.data.documents import of_label
 from fpld.data.stored import document_texts
 from fpld.data.token_stream import open_text, text_arrays
 from fpld.errors import InputError
@@ -50,6 +53,8 @@ from fpld.target import Target
 from fpld.units import show_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fpld.config import Config, NodeSection, TrainSection
     from fpld.config.sections import TokenizerSection
     from fpld.data import Document, Tokenizer
@@ -81,7 +86,9 @@ def claim(store: RunFolder, text: str, resume: bool) -> None:
     if store.has(CONFIG):
         if not resume:
             raise InputError(f"{store.path} holds a run already: choose another --out, or continue it with --resume")
-        if read_utf8(store.path / CONFIG) != text:
+        kept = read_utf8(store.path / CONFIG)
+        # Earlier versions kept relative paths, from the folder that the run was started in.
+        if text not in (kept, absolute_paths(kept, Path.cwd())):
             raise InputError(
                 f"{store.path} holds a run of another configuration: --resume with the one in its config.toml"
             )
@@ -149,7 +156,7 @@ def windows(tokens: Tokens, length: int, seed: int) -> Tokens:
     return sequences
 
 
-def write_texts(config: Config, documents: list[Document], tokenizers: list[Tokenizer], store: RunFolder) -> None:
+def write_texts(config: Config, documents: Sequence[Document], tokenizers: list[Tokenizer], store: RunFolder) -> None:
     """Deal and tokenize the nodes' texts; the digest of `prepared.json` is recorded last and marks all as complete.
 
     The first tokenizer is that of the student, others are those of nodes.
@@ -201,19 +208,19 @@ def read_use(store: RunFolder) -> list[TextUse]:
     return [TextUse(**row) for row in store.read_json(TEXTS)] if store.has(TEXTS) else []
 
 
-def read_corpus(config: Config) -> list[Document]:
+def read_corpus(config: Config) -> Sequence[Document]:
     """Return all documents that the configuration names, public and private."""
     if config.data.corpus is not None:
         return data.corpus(config.data.corpus)
     return data.read_documents(config.data.path, field=config.data.field) if config.data.path is not None else []
 
 
-def node_documents(config: Config, index: int) -> list[Document]:
+def node_documents(config: Config, index: int) -> Sequence[Document]:
     """Return the documents that a run on one machine deals to a node."""
     return deal(config, read_corpus(config))[config.nodes[index].name]
 
 
-def deal(config: Config, documents: list[Document]) -> dict[str, list[Document]]:
+def deal(config: Config, documents: Sequence[Document]) -> dict[str, Sequence[Document]]:
     """Deal documents to the nodes that have no data of their own."""
     read = {
         node.name: data.read_documents(node.data, field=node.field or config.data.field)
@@ -225,7 +232,7 @@ def deal(config: Config, documents: list[Document]) -> dict[str, list[Document]]
         return read
     if config.data.corpus is None and config.data.path is None:
         raise InputError("data.corpus or data.path must be given, or data at every node")
-    private = [document for document in documents if document.label != config.probe.source]
+    private = of_label(documents, config.probe.source, others=True)
     names = [node.name for node in others]
     seed = derive_seed(config.run.seed, "split")
     if config.data.split == "label":
@@ -292,7 +299,7 @@ def prepare_public(config: Config, store: RunFolder) -> Public:
     return _read_public(config, store)
 
 
-def _write_public(config: Config, documents: list[Document], store: RunFolder) -> list[Tokenizer]:
+def _write_public(config: Config, documents: Sequence[Document], store: RunFolder) -> list[Tokenizer]:
     """Make tokenizers and probe set of the public text; return the tokenizers, the student's first."""
     found = public_documents(config, documents)
     public = sample_public(config, found)
@@ -322,7 +329,7 @@ def _write_public(config: Config, documents: list[Document], store: RunFolder) -
 
 
 def _draw_probe(
-    config: Config, sample: list[Document], tokenizers: list[Tokenizer], store: RunFolder
+    config: Config, sample: Sequence[Document], tokenizers: list[Tokenizer], store: RunFolder
 ) -> data.ProbeSet | data.PlaceProbe:
     """Draw the probe set: of tokens of the public text, or of places of a sample of it that all tokenizers share."""
     seed = derive_seed(config.run.seed, "probe")
@@ -373,18 +380,18 @@ def _read_public(config: Config, store: RunFolder) -> Public:
     return public
 
 
-def public_documents(config: Config, documents: list[Document]) -> list[Document]:
+def public_documents(config: Config, documents: Sequence[Document]) -> Sequence[Document]:
     """Find the public text: the documents of a label, or a path."""
-    public = [document for document in documents if document.label == config.probe.source]
+    public = of_label(documents, config.probe.source)
     return public or data.read_documents(config.probe.source, field=config.data.field)
 
 
-def sample_public(config: Config, public: list[Document]) -> list[Document]:
+def sample_public(config: Config, public: Sequence[Document]) -> Sequence[Document]:
     """Return what `probe.limit` leaves of the public text."""
     return data.sample_documents(public, config.probe.limit, seed=derive_seed(config.run.seed, "public sample"))
 
 
-def _tokenizer_sample(config: Config, public: list[Document], store: RunFolder) -> list[Document]:
+def _tokenizer_sample(config: Config, public: Sequence[Document], store: RunFolder) -> Sequence[Document]:
     """Return the part of the public text on which tokenizers are trained, and in which places over strings are."""
     seed = derive_seed(config.run.seed, "tokenizer sample")
     sample = data.sample_documents(public, MAX_TOKENIZER_BYTES, seed=seed)
@@ -397,7 +404,7 @@ def _tokenizer_sample(config: Config, public: list[Document], store: RunFolder) 
     return sample
 
 
-def _tokenizer(choice: TokenizerSection, sample: list[Document]) -> Tokenizer:
+def _tokenizer(choice: TokenizerSection, sample: Sequence[Document]) -> Tokenizer:
     if choice.kind == "bytes":
         return data.ByteTokenizer()
     if choice.kind == "bpe":

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fpld.data.fetch import ARCHIVES, FetchError, cache_folder, fetch
-from fpld.data.hub import hub_folder
+from fpld.data.hub import hub_folder, hub_hint
 from fpld.data.tokenizers import ChatTemplate, PretrainedTokenizer, same_tokens
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.files import parse_json, read_utf8
@@ -114,6 +114,12 @@ def locate(path: str | os.PathLike[str]) -> Path:
     return hub_folder(os.fspath(path), "model") or Path(path)
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Refuse a model that is not on this machine; one of `MODELS` is fetched when it is needed."""
+    if str(path) not in MODELS:
+        _place(locate(path))
+
+
 def load_model(path: Path, dtype: str = "float32") -> Any:
     """Load a model in float32 or bfloat16 from a folder of safetensors or a GGUF file; never from a hub or a pickle."""
     folder, options = _place(path)
@@ -181,7 +187,8 @@ def _place(path: Path) -> tuple[str, dict[str, Any]]:
     if path.is_file() and path.suffix == ".gguf":
         return str(path.parent), {"gguf_file": path.name, **options}
     if not path.is_dir():
-        raise InputError(f"{path} must be a model folder or a .gguf file on this machine, and is neither")
+        hint = hub_hint(str(path), "model")
+        raise InputError(f"{path} must be a model folder or a .gguf file on this machine, and is neither{hint}")
     return str(path), options
 
 

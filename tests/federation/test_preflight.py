@@ -131,6 +131,52 @@ def test_a_typo_is_one_problem_with_the_closest_name_and_hides_no_missing_path(
     assert says in dict(wrong)[key]
 
 
+def test_each_problem_is_named_once(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typo beside two tables that are missing: the tables are still missing when the typo is mended."""
+    file = write(place, [("seed = 5", "sead = 5"), ("[local]\nsteps = 25", ""), ("[distill]\nsteps = 60", "")])
+    wrong = sorted((row["key"], row["says"]) for row in found(capsys, file, 2) if row["state"] == "wrong")
+    missing = [(key, "is missing") for key in ("distill", "local")]
+    assert wrong == [*missing, ("run.sead", "unknown key: did you mean seed?")]
+
+
+def test_paths_start_at_the_file_and_messages_show_them_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    write_texts(folder)
+    file = folder / "c.toml"
+    text = CONFIG.replace("{folder}/texts", "texts")
+    file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    found(capsys, "conf/c.toml", 0)
+    student = 'kind = "huggingface"\npath = "models/one"\nlength = 16'
+    changes = (
+        ('path = "texts"', 'path = "txets"'),
+        ('"public"', '"public/more"'),
+        ('"north"', '"north"\ndata = "own"'),
+        ('kind = "bytes"', 'kind = "huggingface"\npath = "tokens"'),
+        ('kind = "ngram"\norder = 2\nbuckets = 256\nbatch = 128', student),
+    )
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    missing = {
+        "data.path": "txets",
+        "nodes[0].data": "own",
+        "probe.source": "public/more",
+        "student.path": "models/one",
+        "tokenizer.path": "tokens",
+    }
+    # What is missing is found beside tables that are not there, too: then nothing else can be checked.
+    for broken in (text, text.replace("[distill]\nsteps = 60", "")):
+        file.write_text(broken)
+        wrong = {row["key"]: row["says"] for row in found(capsys, "conf/c.toml", 2) if row["state"] == "wrong"}
+        assert wrong.keys() == missing.keys() | ({"distill"} if broken != text else set())
+        for key, path in missing.items():
+            assert f"{folder}/{path}" in wrong[key], key
+
+
 def test_one_problem_is_one_problem(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(write(place, [("seed = 5", "sead = 5")]))]) == 2
     assert ": 1 problem\n" in "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
