@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fpld import __version__
 from fpld.errors import MissingExtraError
+from fpld.federation.record import describe_absences
 from fpld.report import tables
 from fpld.report.charts import comparison_charts, run_charts
 from fpld.units import show_duration, show_time
@@ -43,6 +44,7 @@ def run_section(run: RunData, key: str) -> str:
     return template_environment().get_template("run.html.j2").render(
         run=run,
         id=key,
+        absences=describe_absences(run.trace),
         tiles=tables.summary_tiles(run),
         left_out=tables.left_out(run),
         charts=run_charts(run),

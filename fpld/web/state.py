@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld.budget.limits import Sender
 from fpld.errors import FpldError, InputError
+from fpld.federation.record import describe_absences
 from fpld.planner.forecast import MEGABYTE, forecast
 from fpld.planner.inputs import PlanInputs, read_plan_source
 from fpld.planner.render import plan_section
@@ -59,7 +60,9 @@ class RunIndex:
         run = cached.data
         if run is None:
             return {"stamp": cached.stamp, "live": "", "body": _message(name, cached.error)}
-        live = template_environment().get_template("live.html.j2").render(run=run, progress=run.progress)
+        live = template_environment().get_template("live.html.j2").render(
+            run=run, progress=run.progress, absences=describe_absences(run.trace)
+        )
         return {"stamp": cached.stamp, "live": live, "body": run_section(run, "run")}
 
     def stamp(self, name: str) -> str:

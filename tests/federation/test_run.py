@@ -200,7 +200,7 @@ def test_resume_goes_on_and_a_finished_run_stays(
         ([("order = 2", "depth = 2")], "student.depth: unknown key: a student of kind 'ngram' has"),
         ([("order = 2", 'order = "two"')], "student.order: Input should be a valid integer, got 'two'"),
         ([("order = 2", "order = 0")], "student.order: must be an integer of at least 1, got 0"),
-        ([('source = "public"', 'source = "nowhere"')], "a path that exists, got 'nowhere'"),
+        ([('source = "public"', 'source = "nowhere"')], "/nowhere'"),
         ([("[engine]", "[budget]\ntotal = 90.0\n\n[engine]")], "the sum of the caps"),
         (
             [("[engine]", '[combine]\nrule = "wish"\n\n[engine]')],

@@ -29,6 +29,7 @@ from fpld.report.tables import (
     summary_tiles,
 )
 from fpld.units import show_time
+from fpld.web.state import RunIndex
 from tests.report.conftest import EVIL, EVIL_PATH, EVIL_SCRIPT
 
 
@@ -343,3 +344,24 @@ def test_times_are_dates_and_durations(finished: Path) -> None:
     assert tiles["ended"] == show_time(run.modified)
     assert "last heartbeat" not in tiles
     assert "last heartbeat" in summary_tiles(replace(run, state=RunState("running")))
+
+
+def test_a_run_that_closed_without_a_node_begins_with_that(finished: Path, tmp_path: Path) -> None:
+    """On the live page, which else says that all is done, and in the report, before any number."""
+    place = tmp_path / "toy"
+    shutil.copytree(finished, place)
+    assert RunIndex(tmp_path).run("toy")["live"] == '<p class="good"><b>Done.</b></p>'
+    assert "closed without" not in report_page([read_run_data(finished)])
+    for trace in (place / "trace.jsonl", place / "fpld/trace.jsonl"):
+        *earlier, last = trace.read_text().splitlines()
+        row = json.loads(last)
+        row["nodes"].remove("south")
+        row["absent"] = [{"node": "south", "state": "late", "reason": "no answer within 9 s"}]
+        trace.write_text("\n".join([*earlier, json.dumps(row)]) + "\n")
+    said = "closed without south in 1 of 2 rounds (late: no answer within 9 s)"
+    text = Page(report_page([read_run_data(place)])).text
+    assert text.index(said) < text.index("held-out loss")
+    shown = RunIndex(tmp_path).run("toy")
+    assert "<b>Done, but not every round had all nodes.</b>" in shown["live"]
+    assert "good" not in shown["live"]
+    assert said in shown["body"]
