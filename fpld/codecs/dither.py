@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fpld import validation
+from fpld.numerics import split
 from fpld.types import MAX_SLOTS
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
+_PHASES_AT_ONCE = 1 << 18
 _BLOCK = 1 << 16  # words that are mixed at a time: they stay in the cache
 
 
@@ -190,19 +192,26 @@ def phases(key: tuple[int, int], stream: tuple[int, int], slots: int) -> Units:
     The permutations are shuffled by Fisher and Yates: from the last place i down to 1, swap with the place
     (word (i + 1)) >> 32, where the word of permutation r is word r mod 4 of Philox at the counter (i, r div 4, stream).
     """
-    counter = np.empty((slots, PERMUTATIONS // 4, 4), np.uint32)
-    counter[..., 0] = np.arange(slots)[:, None]
-    counter[..., 1] = np.arange(PERMUTATIONS // 4)
-    counter[..., 2:] = stream
-    words = philox4x32(counter, key).reshape(slots, PERMUTATIONS).astype(np.uint64)
-    places = (words * np.arange(1, slots + 1, dtype=np.uint64)[:, None] >> _HALF).astype(np.int64)
-    order = np.tile(np.arange(slots, dtype=np.uint64)[:, None], PERMUTATIONS)
+    # In pieces and in 16 bits: a task may name as many slots as there are numbers of them.
+    places = np.empty((slots, PERMUTATIONS), np.uint16)
+    result = np.empty((slots, PERMUTATIONS), np.uint16)
+    for rows in split(slots, PERMUTATIONS, _PHASES_AT_ONCE):
+        some = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None]
+        counter = np.empty((len(some), PERMUTATIONS // 4, 4), np.uint32)
+        counter[..., 0] = some
+        counter[..., 1] = np.arange(PERMUTATIONS // 4)
+        counter[..., 2:] = stream
+        words = philox4x32(counter, key).reshape(len(some), PERMUTATIONS)
+        places[rows.start : rows.stop] = words * (some + np.uint64(1)) >> _HALF
+        result[rows.start : rows.stop] = some
     each = np.arange(PERMUTATIONS)
     for i in range(slots - 1, 0, -1):
         other = places[i]
-        last = order[i].copy()
-        order[i] = order[other, each]
-        order[other, each] = last
-    result: Units = ((order << np.uint64(16)) // np.uint64(slots)).astype(np.uint16)
+        last = result[i].copy()
+        result[i] = result[other, each]
+        result[other, each] = last
+    for rows in split(slots, PERMUTATIONS, _PHASES_AT_ONCE):
+        order = result[rows.start : rows.stop].astype(np.uint32)
+        result[rows.start : rows.stop] = (order << np.uint32(16)) // np.uint32(slots)
     result.flags.writeable = False
     return result

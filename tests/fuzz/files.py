@@ -8,6 +8,7 @@ import io
 import json
 import shutil
 import tomllib
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -283,8 +284,11 @@ def requests(folder: Path) -> Once:
         ]
         host = str(rng.choice(["localhost", "[::1].evil", "evil", "", "127.0.0.1:80"]))
         app = open_app if rng.random() < 0.7 else closed
-        method = str(rng.choice(["GET", "GET", "GET", "HEAD", "PUT", "DELETE"]))
-        status = asyncio.run(answer(app, method, path, "&".join(pairs), host))
+        method = str(rng.choice(["GET", "GET", "GET", "HEAD", "PUT", "DELETE", "POST"]))
+        body: list[bytes | None] = [b""]
+        if method == "POST":
+            body = _form(pairs, rng)
+        status = asyncio.run(answer(app, method, path, "&".join(pairs), host, body))
         if status >= 500:
             raise AssertionError(f"{method} {path}?{pairs} gave {status}")
         if host not in ("localhost", "127.0.0.1:80") and app is open_app and status != 403:
@@ -300,12 +304,31 @@ def folders_of(folder: Path) -> Path:
     return folder / "source/runs"
 
 
-async def answer(app: Any, method: str, path: str, query: str, host: str) -> int:
-    """Ask an application, and return the status."""
+def _form(pairs: list[str], rng: np.random.Generator) -> list[bytes | None]:
+    """Return the pieces of a form, altered, too long or cut off; None is a connection that ends."""
+    data = "&".join(pairs).encode()
+    if rng.random() < 0.5:
+        data = mutated(b"token=" + quote(ODD[int(rng.integers(len(ODD)))]).encode(), rng)
+    if rng.random() < 0.2:
+        data *= int(rng.integers(100))
+    cuts = sorted(rng.integers(len(data) + 1, size=int(rng.integers(4))).tolist())
+    pieces = [data[start:end] for start, end in pairwise([0, *cuts, len(data)])]
+    return [*pieces, None] if rng.random() < 0.3 else [*pieces]
+
+
+async def answer(app: Any, method: str, path: str, query: str, host: str, body: list[bytes | None]) -> int:
+    """Ask an application, with the pieces of a body, and return the status."""
     statuses: list[int] = []
+    pieces = iter(body)
+    count = len(body)
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        nonlocal count
+        count -= 1
+        piece = next(pieces, None)
+        if piece is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": piece, "more_body": count > 0}
 
     async def send(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TARGETS = {target.name: target for target in (*wires.TARGETS, *sent.TARGETS, *files.TARGETS)}
 EXAMPLES = {"frames": 4000, "headers": 2000, "payloads": 1000, "events": 60, "tasks": 500, "readers": 60}
 EXAMPLES |= {
+    "messages": 200,
     "replies": 300,
     "texts": 2000,
     "written": 1000,
