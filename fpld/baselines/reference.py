@@ -13,14 +13,16 @@ from fpld.baselines import Baseline
 from fpld.baselines.feddf import few_bits
 from fpld.config import SendSection
 from fpld.federation import workers
-from fpld.federation.cost import Work, evaluations, federation_work
+from fpld.federation.cost import Work, evaluations, federation_work, relative_size
 from fpld.federation.evaluation import federation_row
+from fpld.federation.workers import heldout_path
 from fpld.node.spec import base_file
 from fpld.node.training import privacy_budget
 from fpld.progress import ProgressLabel, run_labelled
 from fpld.seeds import derive_seed
+from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import PREPARED, text_file
-from fpld.students.heldout import mixture_nats
+from fpld.students.heldout import mixture_nats, read_heldout, shared_boundaries
 
 if TYPE_CHECKING:
     from fpld.baselines.context import BaselineContext
@@ -93,9 +95,9 @@ def _alone_jobs(config: Config) -> int:
 
 def _alone_work(config: Config) -> Work:
     nodes = range(len(config.nodes)) if config.run.rounds > 1 else range(0)
-    alone = sum(node_steps(config, node) for node in nodes)
+    alone = sum(relative_size(config, node) * node_steps(config, node) for node in nodes)
     adopting = adopting_nodes(config)
-    longer = sum(node_steps(config, node) + config.distill.steps for node in adopting)
+    longer = sum(relative_size(config, node) * (node_steps(config, node) + config.distill.steps) for node in adopting)
     evaluated = evaluations(config, len(config.nodes) + len(adopting))
     return Work(steps=(alone + longer) * config.step_cost) + evaluated
 
@@ -141,9 +143,15 @@ def _pooled_row(context: BaselineContext, method: str, steps: int) -> Row:
 def ensemble(context: BaselineContext) -> list[Row]:
     """Average the probabilities of the nodes' models after their last training: the limit of what labels can teach.
 
-    It cannot be sent, since it takes all models at once.
+    It cannot be sent, since it takes all models at once. Models with tokenizers of their own are averaged over the
+    strings between boundaries that all of them share.
     """
-    return [context.row("ensemble", mixture_nats(context.evaluate_nodes()))]
+    config = context.config
+    files = {heldout_path(config, context.run, index) for index in (None, *range(len(config.nodes)))}
+    shared = None
+    if len(files) > 1:
+        shared = shared_boundaries([read_heldout(read_arrays(file)[0]) for file in files])
+    return [context.row("ensemble", mixture_nats(context.evaluate_nodes(), shared))]
 
 
 def float32(context: BaselineContext) -> list[Row]:

@@ -22,7 +22,7 @@ from fpld.engines.base import CollectedReplies
 from fpld.engines.pool import Counting, Lanes, make_pool, stop_on_interrupt
 from fpld.errors import FpldError
 from fpld.federation import workers
-from fpld.federation.evaluation import finish_run, own_rows, write_own
+from fpld.federation.evaluation import finish_run, own_losses, own_rows, write_own
 from fpld.federation.prepare import claim, prepare
 from fpld.federation.record import Heldout, Incident, task_kinds
 from fpld.federation.rounds import Federation
@@ -247,8 +247,9 @@ def _run(config: Config, store: RunFolder, prepared: Prepared, pool: Executor, s
         evaluations = lanes.lane(0).submit(workers.evaluate_own, *whose, everywhere=differ)
         for future in others:
             rows += future.result()
-        write_own(store, federation.names, evaluations.result())
-        rows += own_rows(federation.names, evaluations.result(), prepared.bytes_per_token)
+        models = evaluations.result()
+        write_own(store, federation.names, own_losses(federation.names, models, rows))
+        rows += own_rows(federation.names, models, prepared.bytes_per_token)
         write_privacy_report(store, config, nodes)
     return finish_run(federation, rows)
 

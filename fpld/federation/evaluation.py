@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fpld.federation.rounds import Federation
+    from fpld.federation.workers import OwnModel
     from fpld.storage.run_folder import RunFolder
 
 Row = dict[str, Any]
@@ -109,7 +110,27 @@ def write_own(run: RunFolder, names: Sequence[str], losses: Sequence[Mapping[str
     run.write_json(OWN_LOSSES, rows)
 
 
-def own_rows(names: Sequence[str], losses: Sequence[Mapping[str, float | None]], bytes_per_token: float) -> list[Row]:
+def own_losses(names: Sequence[str], models: Sequence[OwnModel], rows: Sequence[Row]) -> list[dict[str, float | None]]:
+    """Return the losses of the nodes' own models, and how far they are ahead of those that trained alone for as long.
+
+    `ahead` and its standard error `ahead_se` are over the windows of all held-out texts. They need the rows "alone
+    longer" of the baseline `alone`.
+    """
+    by_method = {row["method"]: row.get("windows") for row in rows}
+    table = []
+    for name, model in zip(names, models, strict=True):
+        longer = by_method.get(f"alone longer: {name}")
+        ahead = None if longer is None or model.windows is None else loss_difference(longer, model.windows)
+        table.append(model.losses if ahead is None else model.losses | {"ahead": ahead.mean, "ahead_se": ahead.error})
+    return table
+
+
+def own_rows(names: Sequence[str], models: Sequence[OwnModel], bytes_per_token: float) -> list[Row]:
     """Return a row of the table for each node's own model after the federation, where it was evaluated on all texts."""
-    means = [(name, loss.get("own_all")) for name, loss in zip(names, losses, strict=True)]
-    return [measured_row(f"own: {name}", [mean], bytes_per_token, 0, 0) for name, mean in means if mean is not None]
+    rows = []
+    for name, model in zip(names, models, strict=True):
+        mean = model.losses.get("own_all")
+        if mean is not None:
+            row = measured_row(f"own: {name}", [mean], bytes_per_token, 0, 0)
+            rows.append(row | {"windows": model.windows})
+    return rows

@@ -16,7 +16,7 @@ from fpld.errors import InputError
 from fpld.node.prior_cache import Predictions, read_rounded_prior, saved_to
 from fpld.node.round import answer_task
 from fpld.node.spec import base_file, tokenizer_number
-from fpld.node.training import average, node_model_losses, open_student, train_on_texts
+from fpld.node.training import average, node_model_nats, open_student, train_on_texts
 from fpld.numerics import log_softmax, softmax, split
 from fpld.progress import followed_by
 from fpld.protocol.messages import Task
@@ -28,7 +28,7 @@ from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import HELDOUT, RunFolder, numbered
 from fpld.students import divergence
 from fpld.students.generate import write_sequences
-from fpld.students.heldout import read_heldout
+from fpld.students.heldout import read_heldout, window_losses
 from fpld.target import Target
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fpld.protocol.shared_prior import PriorNotes
     from fpld.protocol.written import WrittenText
     from fpld.students import Student
-    from fpld.students.heldout import Nats
+    from fpld.students.heldout import Nats, Windows
     from fpld.types import Arrays, Floats, Plan, Tokens
 
 log = logging.getLogger(__name__)
@@ -305,20 +305,27 @@ def _nats(student: Student, heldout: Path, length: int) -> Nats:
         return [text.nats(student, length) for text in texts]
 
 
-def evaluate_own(
-    folder: Path, heldout: Sequence[Path], length: int, run: str, *, everywhere: bool
-) -> list[dict[str, float | None]]:
-    """Return the loss of each node's own models of a run on its held-out text, or `everywhere` on all nodes' texts too.
+class OwnModel(NamedTuple):
+    """The losses of a node's own models; those of the last one by windows of all texts too, if it has read them."""
+
+    losses: dict[str, float | None]
+    windows: Windows | None
+
+
+def evaluate_own(folder: Path, heldout: Sequence[Path], length: int, run: str, *, everywhere: bool) -> list[OwnModel]:
+    """Evaluate each node's own models of a run on its held-out text, or `everywhere` on all nodes' texts too.
 
     `folder` has a folder for each node, `heldout` the file of all texts in the tokens of each node.
     """
-    losses = []
+    models = []
     with followed_by("noting their losses"):
         for index, path in enumerate(heldout):
             texts = read_heldout(read_arrays(path)[0])
             some, node = (texts, index) if everywhere else ([texts[index]], 0)
-            losses.append(node_model_losses(folder / str(index), some, node, length, run=run))
-    return losses
+            nats = node_model_nats(folder / str(index), some, length, run=run)
+            windows = window_losses(nats.own, length) if everywhere and nats.own is not None else None
+            models.append(OwnModel(nats.losses(node), windows))
+    return models
 
 
 def blank_kl(target: np.ndarray[Any, Any]) -> float:

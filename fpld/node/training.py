@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fpld.storage.run_folder import RunFolder
     from fpld.students import Student
     from fpld.students.configs import StudentChoice
-    from fpld.students.heldout import HeldoutText
+    from fpld.students.heldout import HeldoutText, Nats
     from fpld.types import Array, Arrays, Tokens
 
 _DEVICE_SUFFIX = ".device"
@@ -266,6 +266,24 @@ def read_kept_model(path: Path, run: str) -> Arrays:
     return state
 
 
+class NodeModelNats(NamedTuple):
+    """The nats of a node's own model after the federation and without it; None for a model that is not there."""
+
+    own: Nats | None
+    alone: Nats | None
+
+    def losses(self, node: int) -> dict[str, float | None]:
+        """Return the row of `node_model_losses`."""
+        several = any(nats is not None and len(nats) > 1 for nats in self)
+        table: dict[str, float | None] = {}
+        for name, nats in (("own", self.own), ("alone", self.alone)):
+            losses = None if nats is None else mean_losses(nats)
+            table[name] = None if losses is None else losses[node]
+            if several:
+                table[f"{name}_all"] = None if losses is None else float(np.mean(losses))
+        return table
+
+
 def node_model_losses(
     folder: Path, texts: Sequence[HeldoutText], node: int, length: int, *, run: str | None = None
 ) -> dict[str, float | None]:
@@ -287,24 +305,25 @@ def node_model_losses(
         `own` and `alone`: the losses on the node's text. With several texts also `own_all` and `alone_all`, the means
         over all texts. None stands for a model that is not there.
     """
+    return node_model_nats(folder, texts, length, run=run).losses(node)
+
+
+def node_model_nats(
+    folder: Path, texts: Sequence[HeldoutText], length: int, *, run: str | None = None
+) -> NodeModelNats:
+    """Evaluate the models of `node_model_losses` token by token."""
     last = folder / (ADOPTED_MODEL if (folder / ADOPTED_MODEL).exists() else OWN_MODEL)
     first = folder / ALONE_MODEL
-    own = _losses(last, texts, length, run)
+    own = _nats(last, texts, length, run)
     # After a single round both are the same model.
     same = first.exists() and last.exists() and filecmp.cmp(first, last, shallow=False)
-    alone = own if same else _losses(first, texts, length, run)
-    table: dict[str, float | None] = {}
-    for name, losses in (("own", own), ("alone", alone)):
-        table[name] = None if losses is None else losses[node]
-        if len(texts) > 1:
-            table[f"{name}_all"] = None if losses is None else float(np.mean(losses))
-    return table
+    return NodeModelNats(own, own if same else _nats(first, texts, length, run))
 
 
-def _losses(path: Path, texts: Sequence[HeldoutText], length: int, run: str | None) -> list[float] | None:
+def _nats(path: Path, texts: Sequence[HeldoutText], length: int, run: str | None) -> Nats | None:
     if not path.exists():
         return None
     if run is not None:
         read_kept_model(path, run)
     student = open_student(path)
-    return mean_losses([text.nats(student, length) for text in texts])
+    return [text.nats(student, length) for text in texts]

@@ -150,6 +150,8 @@ class OwnLoss(_FileRecord):
     alone: float | None = None
     own_all: float | None = None
     alone_all: float | None = None
+    ahead: float | None = None
+    ahead_se: float | None = None
 
 
 class PrivacySpending(_FileRecord):

@@ -33,6 +33,7 @@ _POSITIONS = ".positions"
 _ANSWERS = ".answers"
 _PREDICTED_VALUES = 1 << 20  # coordinates that a student predicts at a time
 _MAX_VALUES = 1 << 25  # coordinates of a probe set that are evaluated
+_SAME_PLACE = 1e-6  # of a token: positions are quotients of whole numbers of bytes
 _BLOCK_VALUES = 1 << 15  # coordinates of a block: its intermediate results stay in the cache
 
 
@@ -123,16 +124,63 @@ def mean_losses(nats: Nats) -> list[float]:
     return [float(np.mean(text, dtype=np.float64)) for text in nats]
 
 
-def mixture_nats(models: Sequence[Nats]) -> list[npt.NDArray[np.float64]]:
+def mixture_nats(
+    models: Sequence[Nats], shared: Sequence[npt.NDArray[np.integer[Any]]] | None = None
+) -> list[npt.NDArray[np.float64]]:
     """Return the nats of the mean of several models' probabilities.
 
-    >>> np.exp(-mixture_nats([[np.log([2.0])], [np.log([4.0])]])[0]).tolist()
+    Parameters
+    ----------
+    models
+        Of each model the nats of the tokens of each text.
+    shared
+        Where models have tokens of their own: of each text the token counts after which all models have a boundary
+        (`shared_boundaries`). The nats of a model are then summed between two boundaries, and the mixture is of the
+        probabilities of these chunks. Its nats are spread evenly over the tokens of a chunk.
+
+    >>> np.exp(-mixture_nats([[np.log([2.0])], [np.log([4.0])]])[0]).round(12).tolist()
     [0.375]
+    >>> chunks = mixture_nats([[np.log([2.0, 2.0])], [np.log([4.0, 8.0])]], [np.array([1, 3])])
+    >>> np.exp(-chunks[0].sum()).round(12).tolist() == (1 / 4 + 1 / 32) / 2
+    True
     """
-    return [
-        -np.log(np.mean([np.exp(-nats.astype(np.float64)) for nats in text], axis=0))
-        for text in zip(*models, strict=True)
-    ]
+    texts = list(zip(*models, strict=True))
+    if shared is None:
+        return [-np.log(np.mean([np.exp(-nats.astype(np.float64)) for nats in text], axis=0)) for text in texts]
+    return [_mixture_of_chunks(text, ends) for text, ends in zip(texts, shared, strict=True)]
+
+
+def _mixture_of_chunks(models: Nats, ends: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float64]:
+    """Mix several models' probabilities of the chunks between boundaries of a text."""
+    count = len(models[0])
+    # Nobody predicts the first token: entry i is the nats of token i + 1, which ends at the boundary i + 2.
+    stops = np.unique(np.append(ends[(ends > 1) & (ends <= count)] - 1, count))
+    starts = np.concatenate([[0], stops[:-1]])
+    sums = np.array([np.add.reduceat(nats.astype(np.float64), starts) for nats in models])
+    # A long chunk may have a probability below the least float.
+    mixed = np.log(len(models)) - np.logaddexp.reduce(-sums, axis=0)
+    width = stops - starts
+    return np.repeat(mixed / width, width)
+
+
+def shared_boundaries(readings: Sequence[Sequence[HeldoutText]]) -> list[npt.NDArray[np.int64]]:
+    """Return, for each text, after how many of the student's tokens all readers of it have a boundary.
+
+    Each reading is the same texts in the tokens of one tokenizer; at least one is that of the student.
+    """
+    return [_boundaries(texts) for texts in zip(*readings, strict=True)]
+
+
+def _boundaries(readings: Sequence[HeldoutText]) -> npt.NDArray[np.int64]:
+    shared: npt.NDArray[np.int64] | None = None
+    for text in readings:
+        if text.positions is None:
+            ends = np.arange(1, len(text.tokens) + 1)
+        else:
+            whole = np.rint(text.positions)
+            ends = whole[np.abs(text.positions - whole) < _SAME_PLACE].astype(np.int64)
+        shared = ends if shared is None else np.intersect1d(shared, ends)
+    return np.empty(0, np.int64) if shared is None else shared
 
 
 def window_losses(nats: Nats, length: int) -> list[list[float]]:

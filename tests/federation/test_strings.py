@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,11 +105,25 @@ def read(folder: Path, *changes: tuple[str, str]) -> tuple[Config, str]:
 
 def test_models_with_three_tokenizers_teach_one_and_learn_from_it(tmp_path: Path) -> None:
     write_texts(tmp_path)
-    config, text = read(tmp_path)
+    # After one round the models of the mixture are those that were alone.
+    config, text = read(
+        tmp_path, ('methods = ["alone"]', 'methods = ["alone", "ensemble"]'), ("rounds = 2", "rounds = 1")
+    )
     assert not [finding for finding in run_preflight(config, local=True) if finding.wrong]
     out = tmp_path / "run"
     rows = {row["method"]: row for row in run_local(config, text, out, resume=False)}
     assert rows["fpld"]["heldout_loss"] < rows["base"]["heldout_loss"] - 0.3
+    alone = [row["heldout_loss"] for method, row in rows.items() if method.startswith("alone: ")]
+    assert len(alone) == 3
+    assert rows["ensemble"]["heldout_loss"] < min(alone)
+    # The own models that have learnt stand beside those that trained alone for as long, with windows as units.
+    table = {row["node"]: row for row in json.loads((out / "own.json").read_text())}
+    assert "ahead" not in table["north"]
+    for name in ("east", "south"):
+        longer = rows[f"alone longer: {name}"]["heldout_loss"]
+        assert table[name]["ahead"] == pytest.approx(longer - rows[f"own: {name}"]["heldout_loss"], abs=0.05)
+        assert 0 < table[name]["ahead_se"] < 0.2
+        assert rows[f"own: {name}"]["behind_se"] > 0
     for name in ("east", "south"):
         assert rows[f"own: {name}"]["heldout_loss"] < rows["base"]["heldout_loss"]
         assert (out / f"fpld/nodes/{('north', 'east', 'south').index(name)}" / ADOPTED_MODEL).exists()
@@ -177,7 +192,7 @@ def test_a_plan_with_a_label_space_keeps_its_bytes() -> None:
     [
         ('over = "strings"', 'over = "tokens"', r"labels\.over"),
         ("length = 8\n", "length = 8\nfresh = true\n", r"probe\.fresh"),
-        ('methods = ["alone"]', 'methods = ["ensemble"]', r"baselines\.methods"),
+        ('methods = ["alone"]', 'methods = ["pooled"]', r"baselines\.methods"),
         ('methods = ["alone"]', 'methods = ["fedavg"]', r"baselines\.methods"),
         ("[labels]", "[written]\ncontexts = 80\n\n[labels]", "written"),
         ("[labels]", '[combine]\nbroadcast = "logits"\n\n[labels]', r"combine\.broadcast"),
