@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 KERNELS := .venv/.kernels
-COMPAT_TESTS := $(addprefix tests/engines/flower/test_,patches.py app.py conformance.py admission.py deployment.py healing.py)
+COMPAT_TESTS := $(addprefix tests/engines/flower/test_,stock.py patches.py app.py conformance.py admission.py deployment.py\
+  healing.py kills.py operations.py polling.py receive.py waiting.py)
 # Tests start hundreds of processes: bytecode is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras package compat fuzz clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras package compat manifests fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -101,6 +102,12 @@ compat: setup $(KERNELS) ## tests of deployments with Flower 1.41 and the newest
 	  $$folder/bin/python -c "import flwr; print('== Flower', flwr.__version__)"; \
 	  $$folder/bin/python -m pytest -q -n 2 --dist worksteal $(COMPAT_TESTS); \
 	done
+
+manifests: ## check the files of deploy/ by the schemas of Compose and of Kubernetes, with linters in an environment of their own
+	@$(PYTHON) -m venv .compat/manifests
+	@.compat/manifests/bin/python -m pip install --quiet --disable-pip-version-check 'check-jsonschema==0.39.*' 'kubernetes-validate==1.31.*'
+	.compat/manifests/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	.compat/manifests/bin/kubernetes-validate --strict deploy/kubernetes/site.yaml
 
 fuzz: setup ## hostile input of every kind for MINUTES=30, with counts
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)

@@ -263,13 +263,13 @@ AGGREGATOR = (
         ),
     ),
     Row(
-        "an unregistered key, another authority, no TLS",
+        "an unregistered key, another authority, an expired certificate, no TLS",
         "rejected",
         (
             "engines/flower/test_admission.py::test_plaintext_unregistered_and_wrong_authority_are_turned_away",
+            "engines/flower/test_fault_table.py::test_each_fault_looks_as_the_page_says",
             REFUSALS + "test_an_unregistered_key_under_a_registered_name",
         ),
-        "an expired certificate is left to the TLS library that Flower uses",
     ),
     Row(
         "one node, or nodes that are all equal",

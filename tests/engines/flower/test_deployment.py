@@ -91,8 +91,9 @@ def nobody_reaps() -> Iterator[None]:
 def test_stock_flower_gives_the_same_after_a_kill(machines: Callable[..., Machines]) -> None:
     """With `patches = "none"` at both ends: Flower's own programs, no name replaced, TLS and keys as ever.
 
-    The aggregator is killed with all that it has started in the second round, and resumed. Trace and student are those
-    of the undisturbed run, bit for bit: so are those of the patched deployment (`test_kills`).
+    A node is killed in the first round, the SuperLink in the second, and in the third the aggregator with all that it
+    has started. Trace and student are those of the undisturbed run, bit for bit: so are those of the patched
+    deployment (`test_kills`).
     """
     some = machines(
         ("[engine]", '[engine]\npatches = "none"'),
@@ -103,15 +104,22 @@ def test_stock_flower_gives_the_same_after_a_kill(machines: Callable[..., Machin
         file.write_text(f'patches = "none"\n{file.read_text()}')
     some.undisturbed()
     some.start_all()
+    logs = [some.folder / "nodes" / name / "log.txt" for name in NAMES]
+    some.wait_for(lambda: all(log.exists() and "round 1: training" in log.read_text() for log in logs), 300)
+    some.kill("south")
+    some.node("south")
     some.wait_for(lambda: "round 2: local training" in some.said("aggregator"), 300)
     assert some.processes(holding="FPLD_PINNED") == []
     assert some.processes(holding="fpld.engines.flower.patches") == []
-    assert len(some.processes(holding="flower-superlink")) >= 1
+    (superlink,) = some.processes(holding="--database")
+    os.kill(superlink, signal.SIGKILL)
+    some.wait_for(lambda: "round 3: local training" in some.said("aggregator"), 300)
+    assert "flower-superlink stopped" in some.said("aggregator")
     some.kill("aggregator")
     some.wait_for(lambda: not some.processes(holding=str(some.folder / "flower/flower")), 60)
     some.aggregator("--resume")
     assert some.running["aggregator"].wait(300) == 0, some.said("aggregator")
-    assert some.same()
+    assert some.same(), rounds(some)
     assert "the code of each run is executed at this node" in some.said("north")
     some.running.pop("aggregator")
     assert [some.end(name) for name in NAMES] == [0, 0, 0]

@@ -55,7 +55,7 @@ def test_node_status_says_how_a_site_stands(deployment: Deployment, capsys: pyte
     append_log(folder, "train failed: OSError: no such file")
     with site_lock(folder, "north"):
         assert rows(capsys, "node", "status", file)[0]["state"] == "connecting"
-        ConnectionWatch(folder, "localhost:1", None).set(SiteState("connected", "first"))
+        ConnectionWatch(folder, "north", "localhost:1", None).set(SiteState("connected", "first"))
         (folder / "flower/contact").touch()
         (row,) = rows(capsys, "node", "status", file, "--health")
         assert (row["state"], row["reason"], row["round"]) == ("connected", "first", 3)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import warnings
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
@@ -83,6 +85,25 @@ def test_a_patch_names_what_flower_has_and_what_its_modules_use(patch: Patch) ->
     assert (ROOT / patch.test).exists()
     assert min(map(len, (patch.why, patch.without, patch.versions))) > 0
     assert f"| `{patch.name}` | {patch.why} | {patch.without} |" in (ROOT / "docs/flower.md").read_text()
+
+
+def test_make_compat_has_the_tests_of_every_patch() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    line = next(line for line in makefile.splitlines() if line.startswith("COMPAT_TESTS"))
+    files = {f"tests/engines/flower/test_{name}" for name in re.findall(r"[a-z_]+\.py", line)}
+    assert {patch.test for patch in PATCHES} <= files
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+@pytest.mark.filterwarnings("default")
+def test_patches_were_tested_with_the_version_that_is_installed() -> None:
+    """A newer one is a warning: `make compat` says whether it fits, and the table then gets it."""
+    installed = ".".join(version("flwr").split(".")[:2])
+    newest = max(tuple(map(int, each.split("."))) for patch in PATCHES for each in patch.versions)
+    for patch in PATCHES:
+        if installed not in patch.versions:
+            assert tuple(map(int, installed.split("."))) > newest, patch.name
+            warnings.warn(f"patch {patch.name} is not tested with Flower {installed} yet", stacklevel=1)
 
 
 def test_the_names_of_patches_are_those_of_the_configuration() -> None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fpld.cli import main
 from fpld.engines.flower.credentials import make_certificates
-from fpld.engines.flower.launch.connection import ConnectionWatch, SiteState, read_state, try_connection
+from fpld.engines.flower.launch.connection import (
+    ConnectionWatch,
+    SiteState,
+    not_admitted,
+    read_state,
+    try_connection,
+)
 from fpld.engines.flower.launch.processes import free_port
 from fpld.engines.flower.log import last_texts
 from fpld.engines.flower.site.lock import site_lock
+from fpld.federation.callbacks import RoundLog
+from fpld.federation.record import Incident
+from fpld.protocol import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +105,7 @@ def test_an_aggregator_without_tls_is_named(tmp_path: Path) -> None:
 
 
 def test_states_follow_the_log_of_the_site(tmp_path: Path) -> None:
-    watch = ConnectionWatch(tmp_path, "localhost:1", None)
+    watch = ConnectionWatch(tmp_path, "north", "localhost:1", None)
     assert read_state(tmp_path) == SiteState("connecting", "to localhost:1")
     for text, state, reason in (
         ("north is connected", "waiting", "joined"),
@@ -120,6 +131,44 @@ def test_a_trial_is_for_a_nodes_file_and_disturbs_no_site_that_runs(
     assert "connect is for a node's file" in capsys.readouterr().err
     file = deployment.node_files[0]
     with site_lock(file.parent, "north"):
-        ConnectionWatch(file.parent, "localhost:1", None).set(SiteState("stopped", "told to stop"))
+        ConnectionWatch(file.parent, "north", "localhost:1", None).set(SiteState("stopped", "told to stop"))
         assert main(["check", str(file), "--connect", "--json"]) == 2
         assert "stopped" in capsys.readouterr().out
+
+
+def test_a_node_that_is_turned_away_is_told_which_file_to_look_for() -> None:
+    state = not_admitted("north")
+    assert state.state == "not admitted"
+    assert "north.pub" in state.reason
+    assert "NAME" not in state.reason
+
+
+def test_the_bar_of_a_deployment_has_rounds_nodes_and_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two nodes and three rounds of ten seconds each: what the bar shows, and how far it stands."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    caplog.set_level(logging.INFO)
+    log = RoundLog("fpld", ["north", "east"], 3)
+    log.opened(1, [1.0, 1.0])
+    log.answered(Receipt(1, 0, "accepted"), 10, 1)
+    now += 10.0
+    log.answered(Receipt(1, 1, "accepted"), 10, 0)
+    log.phase(1, "closed")
+    log.opened(2, [1.0, 1.0])
+    now += 4.0
+    log.answered(Receipt(2, 0, "accepted"), 10, 1)
+    log.missing(2, Incident("east", "absent", "not connected"))
+    log.phase(2, "evaluating")
+    positions = [vars(record)["position"] for record in caplog.records if "position" in vars(record)]
+    assert [position.state for position in positions] == [
+        "round 1 of 3, 0 of 2 nodes",
+        "round 1 of 3, 1 of 2 nodes",
+        "round 1 of 3, 2 of 2 nodes",
+        "round 2 of 3, 0 of 2 nodes, 20 s left",
+        "round 2 of 3, 1 of 2 nodes, 16 s left",
+        "round 2 of 3, 1 of 2 nodes, 16 s left",
+    ]
+    assert [position.done for position in positions] == [0.0, 0.5, 1.0, 1.0, 1.5, 1.5]
+    assert "round 2 continues without east" in caplog.text

@@ -39,10 +39,6 @@ SiteStateName = Literal[
 HEALTHY_STATES = ("connected", "training", "waiting")
 STATE_FILE = "state.json"  # in the folder `flower` of a site
 SIGNED_ON = "SuperNode ID"  # what Flower writes when a node is let in
-NOT_ADMITTED = (
-    "the aggregator has not admitted this node's key yet (is NAME.pub in its folder keys?), or a process elsewhere is "
-    "connected with the same key (a copy of this folder?): then one of the two must go"
-)
 _RETRYING = "Connection attempt failed"  # what Flower writes while it cannot reach the SuperLink
 _RECONNECTED = "Connection successful"
 _FAILED = " failed: "  # in a line of the site's log about work that failed
@@ -78,6 +74,15 @@ class Trial(NamedTuple):
 
     problem: SiteState | None
     clock: str = ""
+
+
+def not_admitted(name: str) -> SiteState:
+    """Return the state of a node that was turned away: Flower has one error for all reasons, of code 2004."""
+    return SiteState(
+        "not admitted",
+        f"the aggregator has not admitted this node's key yet (is this {name}.pub in its folder keys?), or a process "
+        "elsewhere is connected with the same key (a copy of this folder?): then one of the two must go",
+    )
 
 
 def try_connection(address: str, ca: Path | None, *, seconds: float = _TRIAL_SECONDS) -> Trial:
@@ -135,8 +140,9 @@ def _refusal(error: ssl.SSLCertVerificationError, host: str, ca: str) -> str:
 class ConnectionWatch:
     """The state of a site, kept true while its SuperNode runs."""
 
-    def __init__(self, folder: Path, address: str, ca: Path | None) -> None:
+    def __init__(self, folder: Path, name: str, address: str, ca: Path | None) -> None:
         self._folder = folder
+        self._name = name
         self._address = address
         self._ca = ca
         self._signed_on = False  # the SuperNode that runs was let in
@@ -189,7 +195,8 @@ class ConnectionWatch:
             self.set(SiteState("connecting", f"to {self._address}, again"))
             return False
         trial = try_connection(self._address, self._ca)
-        self.set(trial.problem or SiteState("not admitted", trial.clock or NOT_ADMITTED))
+        refusal = SiteState("not admitted", trial.clock) if trial.clock else not_admitted(self._name)
+        self.set(trial.problem or refusal)
         return True
 
     def _read(self, text: str) -> None:

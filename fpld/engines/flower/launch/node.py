@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from fpld import __version__
 from fpld.engines.flower.credentials import AUTH_KEY, expiry_warnings
 from fpld.engines.flower.launch.connection import (
-    NOT_ADMITTED,
     SIGNED_ON,
     ConnectionWatch,
     SiteState,
+    not_admitted,
     read_state,
     try_connection,
 )
@@ -67,7 +67,7 @@ def run_node(
     with site_lock(folder, file.name):
         lines = follow_log(folder)
         next(lines)
-        watch = ConnectionWatch(folder, file.address, None if insecure else folder / file.ca)
+        watch = ConnectionWatch(folder, file.name, file.address, None if insecure else folder / file.ca)
         child = None
         pause = pauses[0]
         random_ = random.Random()  # noqa: S311 - a spread of moments, no secret
@@ -124,7 +124,7 @@ def try_site(path: Path) -> SiteState:
                 time.sleep(0.2)
         finally:
             child.stop()
-    return SiteState("not admitted", trial.clock or NOT_ADMITTED)
+    return SiteState("not admitted", trial.clock) if trial.clock else not_admitted(file.name)
 
 
 def _command(file: NodeFile, path: Path, folder: Path, *, insecure: bool) -> list[str]:

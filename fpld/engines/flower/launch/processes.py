@@ -25,13 +25,14 @@ from fpld.errors import FpldError, MissingExtraError, exhausted_resource_in_log
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# No telemetry, no check for updates and no installation at run time: a machine without internet must do. One thread
-# for each library, since the bits of a result depend on their number. One heap of the C library for all threads: each
-# of several heaps would keep what it once needed.
+# No telemetry, no check for updates and no installation at run time: a machine without internet must do. A SuperExec
+# looks for work more often than once a second. One thread for each library, since the bits of a result depend on their
+# number. One heap of the C library for all threads: each of several heaps would keep what it once needed.
 FLOWER_ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "OMP_NUM_THREADS": "1",

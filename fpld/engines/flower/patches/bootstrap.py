@@ -122,7 +122,6 @@ def supernode_environment(folder: Path, choice: str | Sequence[str] = ALL) -> di
         "PYTHONPATH": os.pathsep.join(path),
         _FOLDER_VARIABLE: str(folder),
         **encode_choice(choice),
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.4",
     }
 
 
