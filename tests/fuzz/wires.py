@@ -17,7 +17,16 @@ from fpld.codecs.base import MAX_LOGIT
 from fpld.engines.flower import client, client_app
 from fpld.engines.flower.credentials import INVITATION, make_certificates, sign_message
 from fpld.engines.flower.exchange import SLACK_BYTES, SentMessage
-from fpld.engines.flower.messages import FRAME, SIGNED_MESSAGE, STUDENT, TASK, content_bytes, pack_fields, read_field
+from fpld.engines.flower.messages import (
+    FRAME,
+    SIGNED_MESSAGE,
+    STUDENT,
+    TASK,
+    content_bytes,
+    pack_fields,
+    read_field,
+    unpack_task,
+)
 from fpld.engines.flower.site.config import Invitation, init_node, open_site
 from fpld.engines.flower.site.errors import SiteError
 from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
@@ -274,7 +283,7 @@ def messages(folder: Path) -> Once:
         content = pack_fields(letter=(sent, SIGNED_MESSAGE), task=(hostile, TASK), student=(rng.bytes(99), STUDENT))
         message = Message(content, NODE, kind)
         with (
-            mock.patch.object(client, "unpack_task", side_effect=client.unpack_task) as parse,
+            mock.patch.object(client, "unpack_task", side_effect=unpack_task) as parse,
             limited_memory(MAX_TASK_BYTES),
             contextlib.suppress(SiteError),
         ):
