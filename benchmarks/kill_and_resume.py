@@ -1,10 +1,11 @@
 """Kill runs at random moments, or damage their files, resume them, and compare what comes of it bit for bit.
 
-    python -m benchmarks.kill_and_resume [CONFIG.toml] [--kills 200] [--jobs 2] [--seed 0]
+    python -m benchmarks.kill_and_resume [CONFIG.toml] [--kills 200] [--workers] [--jobs 2] [--seed 0]
     python -m benchmarks.kill_and_resume [CONFIG.toml] --damage 50
 
 A run is killed with SIGKILL, together with its worker processes, up to four times on its way: each time at a moment
-that is uniform over the time that an undisturbed run works. With --damage one file of a run that was stopped in its
+that is uniform over the time that an undisturbed run works. With --workers only one of its worker processes is killed:
+the run must then end by itself, and say in a line why. With --damage one file of a run that was stopped in its
 last round is changed: some bits, its end cut off, all of it, or the file of a run with another seed in its place. Then
 it is resumed to its end. Students, table and trace must be those of an undisturbed run, or, of a damaged one, the
 resumed run must say in a line what is wrong. Without CONFIG.toml it is a federation of three nodes with n-gram
@@ -33,6 +34,7 @@ from typing import NamedTuple
 from tests.federation.conftest import CONFIG, write_texts
 
 EACH = 4  # kills of a run at most
+LOST_SECONDS = 60.0  # in which a run that has lost a worker must end
 SHORT = ("workers = 0", "workers = 2"), ("contexts = 480", "contexts = 96"), ("steps = 60", "steps = 20")
 LAST = "fpld/trace.jsonl"
 SHOWN = {"lock", "heartbeat", "README.txt"}  # files without content that a run would read
@@ -78,13 +80,51 @@ def undisturbed(config: Path, folder: Path) -> Undisturbed:
 
 def begin(config: Path, out: Path) -> subprocess.Popen[bytes]:
     """Start or resume in a process group of its own, and wait until it works."""
-    quiet = subprocess.DEVNULL
     since = time.time()
-    victim = subprocess.Popen(command(config, out), stdout=quiet, stderr=quiet, start_new_session=True)
+    with errors_of(out).open("w") as errors:
+        victim = subprocess.Popen(
+            command(config, out), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
     status = out / "status.json"
     while victim.poll() is None and not (status.exists() and status.stat().st_mtime >= since):
         time.sleep(0.005)
     return victim
+
+
+def errors_of(out: Path) -> Path:
+    """Return the file with what a run has last written on standard error."""
+    return out.with_suffix(".stderr")
+
+
+def workers_of(process: int) -> list[int]:
+    """Return the worker processes of a run: its children, but for Python's tracker of resources."""
+    children = Path(f"/proc/{process}/task/{process}/children")
+    with contextlib.suppress(OSError):
+        numbers = map(int, children.read_text().split())
+        return [each for each in numbers if b"spawn_main" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    return []
+
+
+def lose_worker(victim: subprocess.Popen[bytes], rng: random.Random) -> bool:
+    """Kill one of a run's worker processes, and wait for the run's end; return whether there was one.
+
+    Raises
+    ------
+    RuntimeError
+        If the run goes on for longer than `LOST_SECONDS`.
+    """
+    workers = workers_of(victim.pid)
+    if not workers:
+        kill(victim)
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rng.choice(workers), signal.SIGKILL)
+    try:
+        victim.wait(LOST_SECONDS)
+    except subprocess.TimeoutExpired:
+        kill(victim)
+        raise RuntimeError(f"a run that lost a worker did not end in {LOST_SECONDS:g} s") from None
+    return True
 
 
 def kill(victim: subprocess.Popen[bytes]) -> bool:
@@ -99,8 +139,9 @@ def kill(victim: subprocess.Popen[bytes]) -> bool:
 class Kills:
     """Runs that are killed and resumed, until there were as many kills as wanted."""
 
-    def __init__(self, config: Path, folder: Path, expected: Undisturbed, seed: int) -> None:
+    def __init__(self, config: Path, folder: Path, expected: Undisturbed, seed: int, *, workers: bool = False) -> None:
         self.config = config
+        self.workers = workers
         self.folder = folder
         self.seed = seed
         self.span, self.expected = expected
@@ -129,9 +170,15 @@ class Kills:
             seconds = moments.random() * self.span
             with contextlib.suppress(subprocess.TimeoutExpired):
                 victim.wait(seconds)
-            if not kill(victim):  # it was quicker than the undisturbed one: so are the next
+            if victim.poll() is not None:  # it was quicker than the undisturbed one: so are the next
                 self.span = min(self.span, time.monotonic() - begun)
                 break
+            if not self.workers:
+                kill(victim)
+            elif not lose_worker(victim, moments):
+                continue
+            elif victim.returncode:
+                self._check_lost(victim.returncode, out)
             times.append(f"{seconds:.1f}")
         same = finish(self.config, out) == self.expected
         with self._lock:
@@ -143,12 +190,22 @@ class Kills:
         if same:
             shutil.rmtree(out)
 
+    @staticmethod
+    def _check_lost(code: int, out: Path) -> None:
+        """Check how a run has ended that lost a worker: with a line that says so, and no traceback."""
+        errors = errors_of(out).read_text()
+        if code != 2 or "worker process" not in errors or "Traceback" in errors:
+            raise RuntimeError(f"a run that lost a worker ended with {code}: {errors[-2000:]}")
+
 
 def differing(
-    config: Path, folder: Path, expected: Undisturbed, *, kills: int, seed: int, jobs: int = 1
+    config: Path, folder: Path, expected: Undisturbed, *, kills: int, seed: int, jobs: int = 1, workers: bool = False
 ) -> tuple[int, list[int]]:
-    """Return how many kills there were, and the runs whose result differs from that of an undisturbed one."""
-    found = Kills(config, folder, expected, seed)
+    """Return how many kills there were, and the runs whose result differs from that of an undisturbed one.
+
+    With `workers` only a worker process of a run is killed at a time.
+    """
+    found = Kills(config, folder, expected, seed, workers=workers)
     with ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(found.run, kills) for _ in range(jobs)]:
             future.result()
@@ -229,6 +286,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kill_and_resume", description=__doc__)
     parser.add_argument("config", type=Path, nargs="?")
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--workers", action="store_true", help="kill one worker process at a time, not the run")
     parser.add_argument("--damage", type=int, metavar="CASES", help="damage files instead")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time that are killed")
     parser.add_argument("--seed", type=int, default=0)
@@ -251,8 +309,9 @@ def main() -> int:
             said = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
             sys.stdout.write(f"{len(rows)} damaged files of {len({row[0] for row in rows})} kinds: {said}\n")
             return int(bool(counts["DIFFERS"] + counts["TRACEBACK"]))
-        kills, bad = differing(config, folder, expected, kills=a.kills, seed=a.seed, jobs=a.jobs)
-        sys.stdout.write(f"{kills} kills, {len(bad)} results differ from the undisturbed run's\n")
+        kills, bad = differing(config, folder, expected, kills=a.kills, seed=a.seed, jobs=a.jobs, workers=a.workers)
+        what = "kills of workers" if a.workers else "kills"
+        sys.stdout.write(f"{kills} {what}, {len(bad)} results differ from the undisturbed run's\n")
         return int(bool(bad))
 
 

@@ -205,8 +205,23 @@ class Workers(ProcessPoolExecutor):
         except BrokenProcessPool:
             raise ResourceError(_WORKER_LOST) from None
         future: Future[Any] = Future()
-        job.add_done_callback(partial(_pass_on, future))
+        job.add_done_callback(partial(self._pass_on, future))
         return future
+
+    def _pass_on(self, future: Future[Any], job: Future[Any]) -> None:
+        """Give a future what came of a job."""
+        if job.cancelled():
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        error = job.exception()
+        if isinstance(error, BrokenProcessPool):
+            self._forget_records()
+            future.set_exception(ResourceError(_WORKER_LOST))
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(job.result())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the workers; the last that they logged is logged before this returns."""
@@ -219,26 +234,14 @@ class Workers(ProcessPoolExecutor):
 
     def kill(self) -> None:
         """Kill the workers: what they do, and all that is submitted after, fails with ResourceError."""
-        # A worker may die with the lock of the queue of records, so nobody may wait for what is in it.
-        self._listener = None
-        self._records.cancel_join_thread()
+        self._forget_records()
         for process in list((self._processes or {}).values()):
             process.kill()
 
-
-def _pass_on(future: Future[Any], job: Future[Any]) -> None:
-    """Give a future what came of a job of a pool of processes."""
-    if job.cancelled():
-        future.cancel()
-    if not future.set_running_or_notify_cancel():
-        return
-    error = job.exception()
-    if isinstance(error, BrokenProcessPool):
-        future.set_exception(ResourceError(_WORKER_LOST))
-    elif error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(job.result())
+    def _forget_records(self) -> None:
+        """Wait no more for what workers log: one may have died with the lock of the queue."""
+        self._listener = None
+        self._records.cancel_join_thread()
 
 
 @contextmanager

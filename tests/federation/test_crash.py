@@ -42,6 +42,13 @@ def test_sigkill_at_random_moments_gives_identical_students(long: Long, tmp_path
     assert found == []
 
 
+def test_a_run_that_loses_a_worker_says_so_and_is_resumed_to_the_same_student(long: Long, tmp_path: Path) -> None:
+    """Some here; `python -m benchmarks.kill_and_resume --workers` kills as many as wanted."""
+    kills, found = differing(long.config, tmp_path, long.expected, kills=2, seed=3, workers=True)
+    assert kills >= 2
+    assert found == []
+
+
 def limited() -> None:
     """Limit files to 150 kB: writes of checkpoints fail as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
