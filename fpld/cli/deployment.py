@@ -138,7 +138,7 @@ def _node(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.engines.flower.launch.connection import HEALTHY_STATES
     from fpld.engines.flower.launch.node import run_node, site_status
     from fpld.engines.flower.site.config import check_site
-    from fpld.engines.flower.site.texts import clear_site
+    from fpld.engines.flower.site.folder import clear_site
 
     *words, path = arguments.node
     if words not in ([], ["status"], ["clear"]):

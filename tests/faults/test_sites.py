@@ -20,7 +20,7 @@ from fpld.engines.flower.client import redact_errors
 from fpld.engines.flower.messages import FRAME, pack_fields
 from fpld.engines.flower.patches.bootstrap import supernode_environment
 from fpld.engines.flower.site.config import Terms, open_site
-from fpld.engines.flower.site.errors import SiteError
+from fpld.engines.flower.site.disclosure import SiteError
 from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES, RESERVED, Ledger, Query, spent_epsilon
 from fpld.errors import BudgetError, InputError
 from fpld.privacy import DpSteps, epsilon

@@ -13,7 +13,7 @@ from fpld.federation.record import Heldout, Incident
 from fpld.validation import printable
 
 MAX_ANSWER_BYTES = 1 << 17
-MAX_REASON_CHARACTERS = 100  # of why a site has no loss: one of the sentences in `site.errors`
+MAX_REASON_CHARACTERS = 100  # of why a site has no loss: one of the sentences in `site.disclosure`
 MAX_LOSS = 100.0  # nats per token; the uniform distribution over any vocabulary is far below
 Size = Annotated[int, Field(gt=0, lt=2**40)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

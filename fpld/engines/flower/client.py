@@ -27,7 +27,7 @@ from fpld.engines.flower.messages import (
 )
 from fpld.engines.flower.site import handlers
 from fpld.engines.flower.site.config import Site, open_site
-from fpld.engines.flower.site.errors import SiteError, redact
+from fpld.engines.flower.site.disclosure import SiteError, redact
 from fpld.engines.flower.site.ledger import MAX_LOSS_MESSAGE_BYTES
 from fpld.engines.flower.site.resources import SandboxError, run_sandboxed
 from fpld.errors import BudgetError, InputError

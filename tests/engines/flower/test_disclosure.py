@@ -17,8 +17,7 @@ from fpld.data.token_stream import open_text
 from fpld.engines.flower.messages import FRAME, read_field
 from fpld.engines.flower.simulation import simulated_terms
 from fpld.engines.flower.site.config import NodeFile, Terms, open_site
-from fpld.engines.flower.site.disclosure import WrittenCounts, check_may_send, with_site_check
-from fpld.engines.flower.site.errors import public_reason
+from fpld.engines.flower.site.disclosure import WrittenCounts, check_may_send, public_reason, with_site_check
 from fpld.errors import DisclosureError, InputError
 from fpld.node.spec import NodeSpec, make_node_spec
 from fpld.node.writing import PrivateRuns, write_checked, write_reply
@@ -130,7 +129,7 @@ def test_with_privacy_text_follows_from_the_private_model_and_public_tokens_alon
 def test_counts_say_whether_text_was_checked() -> None:
     checked = WrittenCounts(20, 26, 6, 1, 8, 400)
     assert (
-        "26 were written, 6 had a run of 8 private tokens and were written anew, 1 became public" in checked.describe()
+        "26 were written, 6 had a run of 8 private tokens and were written again, 1 became public" in checked.describe()
     )
     unchecked = replace(checked, private_run=None)
     assert "not compared with the private text" in unchecked.describe()

@@ -27,7 +27,7 @@ from fpld.engines.flower.patches.connection import SiteClient
 from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.site import handlers
 from fpld.engines.flower.site.config import open_site
-from fpld.engines.flower.site.lock import read_presence, site_lock
+from fpld.engines.flower.site.folder import read_presence, site_lock
 from fpld.engines.flower.site.resources import SandboxError, run_sandboxed
 from fpld.errors import ResourceError, StorageError
 from tests.engines.flower.conftest import NAMES, Deployment, InProcessGrid
@@ -41,7 +41,7 @@ def test_a_site_is_started_once(deployment: Deployment, capsys: pytest.CaptureFi
     """Whoever is second is told who is first; the lock goes with the process, even if it is killed."""
     folder = deployment.node_files[0].parent
     code = (
-        "import sys, time, pathlib\nfrom fpld.engines.flower.site.lock import site_lock\n"
+        "import sys, time, pathlib\nfrom fpld.engines.flower.site.folder import site_lock\n"
         "with site_lock(pathlib.Path(sys.argv[1]), 'north'):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     first = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)

@@ -24,7 +24,7 @@ from fpld.engines.flower.launch.aggregator import AggregatorProcesses
 from fpld.engines.flower.launch.connection import ConnectionWatch, SiteState
 from fpld.engines.flower.launch.processes import ChildProcess, LaunchError
 from fpld.engines.flower.log import FolderLogHandler, append_log, follow_log
-from fpld.engines.flower.site.lock import site_lock
+from fpld.engines.flower.site.folder import site_lock
 from fpld.engines.flower.site.resources import report_shortage
 from fpld.errors import InputError, ResourceError, StorageError, exhausted_resource, exhausted_resource_in_log
 from fpld.federation.record import RoundRecord

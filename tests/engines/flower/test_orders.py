@@ -31,7 +31,7 @@ from fpld.engines.flower.messages import (
 from fpld.engines.flower.server import publish, serve
 from fpld.engines.flower.site import handlers
 from fpld.engines.flower.site.config import check_models, open_site
-from fpld.engines.flower.site.errors import SiteError
+from fpld.engines.flower.site.disclosure import SiteError
 from fpld.errors import BudgetError, InputError, ProtocolError
 from fpld.federation.prepare import prepare_public
 from fpld.node.spec import NodeSpec

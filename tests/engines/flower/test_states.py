@@ -22,7 +22,7 @@ from fpld.engines.flower.launch.connection import (
 )
 from fpld.engines.flower.launch.processes import free_port
 from fpld.engines.flower.log import last_texts
-from fpld.engines.flower.site.lock import site_lock
+from fpld.engines.flower.site.folder import site_lock
 from fpld.federation.callbacks import RoundLog
 from fpld.federation.record import Incident
 from fpld.protocol import Receipt

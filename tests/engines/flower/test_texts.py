@@ -9,7 +9,7 @@ import numpy as np
 
 from fpld.cli import main
 from fpld.data.token_stream import open_text
-from fpld.engines.flower.site.lock import site_lock
+from fpld.engines.flower.site.folder import site_lock
 from tests.engines.flower.conftest import Deployment
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fpld.engines.flower.credentials import clock_difference
 from fpld.engines.flower.log import append_log
-from fpld.engines.flower.site.lock import CONTACT_FILE
+from fpld.engines.flower.site.folder import CONTACT_FILE
 from fpld.errors import FpldError
 from fpld.storage.files import write_atomic
 

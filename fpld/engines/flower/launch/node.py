@@ -23,8 +23,8 @@ from fpld.engines.flower.log import OWN_MODEL_PREFIX, follow_log, last_texts, re
 from fpld.engines.flower.patches import is_chosen
 from fpld.engines.flower.patches.bootstrap import supernode_environment
 from fpld.engines.flower.site.config import NodeFile, describe_may_send
+from fpld.engines.flower.site.folder import CONTACT_FILE, is_locked, read_presence, site_lock
 from fpld.engines.flower.site.ledger import Ledger
-from fpld.engines.flower.site.lock import CONTACT_FILE, is_locked, read_presence, site_lock
 from fpld.errors import InputError
 from fpld.protocol.wire import VERSION
 

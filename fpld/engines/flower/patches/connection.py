@@ -38,7 +38,7 @@ from fpld.engines.flower.patches.superlink import (
     NO_MESSAGE,
     WAIT_HEADER,
 )
-from fpld.engines.flower.site.lock import CONTACT_FILE
+from fpld.engines.flower.site.folder import CONTACT_FILE
 from fpld.errors import DISK_SPACE, FpldError, exhausted_resource
 from fpld.storage.files import write_atomic
 

@@ -161,7 +161,7 @@ def _import() -> None:
     import flwr.supernode.runtime.run_clientapp  # noqa: F401
 
     import fpld.engines.flower.client
-    import fpld.engines.flower.site.errors
+    import fpld.engines.flower.site.disclosure
     import fpld.node.round  # noqa: F401
 
 

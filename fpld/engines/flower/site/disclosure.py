@@ -1,16 +1,32 @@
-"""What may leave a site: labels, text that its model writes, updates of its weights.
+"""What may leave a site: labels, text that its model writes, updates of its weights; and of an error, a sentence.
 
 The site says it in `node.toml`: `may_send` names what may leave, and `private_run` how long a run of private tokens in
 written text may be. Both are applied before any training. A task that asks for more is refused, and nothing is spent.
+
+Of an error an aggregator learns a code and a sentence (`redact`). The details go to the site's own log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fpld.errors import DisclosureError
+from fpld.engines.flower.log import append_log
+from fpld.errors import (
+    DISK_SPACE,
+    BudgetError,
+    DisclosureError,
+    FpldError,
+    InputError,
+    MismatchError,
+    ProtocolError,
+    ResourceError,
+    StorageError,
+    exhausted_resource,
+)
 from fpld.node.spec import written_in_force
 from fpld.protocol.updates import UPDATES
 from fpld.protocol.wire import payload_of
@@ -18,6 +34,7 @@ from fpld.protocol.written import HEADER
 from fpld.storage.files import read_utf8
 from fpld.storage.run_folder import WRITING
 from fpld.units import show_count
+from fpld.validation import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +43,19 @@ if TYPE_CHECKING:
     from fpld.engines.flower.site.config import Disclosure
     from fpld.node.spec import NodeSpec
     from fpld.protocol import Task
+
+log = logging.getLogger(__name__)
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (BudgetError, "limit: the request goes beyond what this node allows"),
+    (ProtocolError, "message: the message is not one that this node can act on"),
+    (StorageError, "disk: the node cannot write to its disk"),
+    (ResourceError, "resources: the node ran out of memory, time or file handles"),
+    (InputError, "setup: the node's own text, files or settings do not do"),
+    (FpldError, "node: the node cannot do this"),
+    (Exception, "program: the node's program failed"),
+)
+_OPEN = (DisclosureError, MismatchError)  # errors whose own words may leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +136,37 @@ def written_counts(spec: NodeSpec, folder: Path, round: int, frame: bytes) -> Wr
 
 def _listed(names: set[Disclosure]) -> str:
     return ", ".join(sorted(names))
+
+
+class SiteError(FpldError):
+    """An error at a site as others may see it: one of `_REASONS`, or the message of an error of `_OPEN`."""
+
+
+def public_reason(error: Exception) -> str:
+    """Return the sentence that may leave the site in the place of an error."""
+    if isinstance(error, _OPEN):
+        return str(error)
+    resource = exhausted_resource(error)
+    if resource is not None:
+        error = StorageError() if resource is DISK_SPACE else ResourceError()
+    return next(reason for kind, reason in _REASONS if isinstance(error, kind))
+
+
+def redact(what: str, error: Exception, folder: Path | None) -> SiteError:
+    """Log an error with all its details in the site's folder; return the error that may leave the site.
+
+    Parameters
+    ----------
+    what
+        What failed, for the log.
+    error
+        The error with its details.
+    folder
+        The site's folder; None if it is not known.
+    """
+    details = f"{what} failed: {type(error).__name__}: {error}"
+    if folder is not None:
+        with contextlib.suppress(FpldError):
+            append_log(folder, details)
+    log.warning("%s", printable(details, 1000))
+    return SiteError(public_reason(error))

@@ -29,11 +29,9 @@ from fpld.engines.flower.credentials import SignedMessage, sign_message
 from fpld.engines.flower.log import OWN_MODEL_PREFIX, FolderLogHandler, append_log
 from fpld.engines.flower.patches.polling import write_fleet_size
 from fpld.engines.flower.site.config import SITE_LIMIT_KEY, check_models
-from fpld.engines.flower.site.disclosure import check_may_send, with_site_check, written_counts
-from fpld.engines.flower.site.errors import redact
+from fpld.engines.flower.site.disclosure import check_may_send, redact, with_site_check, written_counts
+from fpld.engines.flower.site.folder import HELDOUT, OWN_HELDOUT, TEXT, read_presence
 from fpld.engines.flower.site.ledger import Ledger, Query, spent_epsilon
-from fpld.engines.flower.site.lock import read_presence
-from fpld.engines.flower.site.texts import HELDOUT, OWN_HELDOUT, TEXT
 from fpld.errors import MismatchError, ProtocolError
 from fpld.federation import workers
 from fpld.federation.telemetry import listen

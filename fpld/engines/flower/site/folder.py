@@ -1,4 +1,7 @@
-"""The lock of a site's folder: one process takes part from it, and a file says which."""
+"""The folder of a site: one process takes part from it, and a file says which.
+
+The tokens of the site's private text are there too: one copy that all runs share, and how it is removed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import os
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 LOCK_FILE = "node.lock"
 PRESENCE_FILE = "node.json"
 CONTACT_FILE = "contact"  # in the folder `flower`; its time is that of the last contact with the SuperLink
+TEXT = "text.safetensors"
+HELDOUT = "heldout.safetensors"
+OWN_HELDOUT = "heldout-own.safetensors"  # the same text in the tokens of the site's own model, if it has others
 
 
 @contextlib.contextmanager
@@ -69,3 +75,43 @@ def read_presence(folder: Path) -> dict[str, Any] | None:
         return None
     complete = isinstance(presence, dict) and {"process", "since", "instance"} <= set(presence)
     return presence if complete else None
+
+
+class ClearedTexts(NamedTuple):
+    """What `fpld node clear` removed: the folder of tokens, its bytes, and in how many runs held-out tokens were."""
+
+    folder: str
+    bytes: int
+    runs: int
+
+
+def clear_site(path: Path) -> ClearedTexts:
+    """Remove the tokens of a site's text, of all runs; models, answers and the ledger stay.
+
+    A run that goes on prepares the text again.
+
+    Raises
+    ------
+    InputError
+        If the site takes part in a federation at the moment.
+    """
+    # Only here: a SuperNode needs the lock alone.
+    from fpld.data.stored import TEXT_CACHE
+    from fpld.data.token_cache import clear_texts
+    from fpld.engines.flower.site.config import NodeFile
+
+    file = NodeFile.read(path)
+    folder = path.resolve().parent
+    runs = 0
+    with site_lock(folder, file.name):
+        size = clear_texts(folder / TEXT_CACHE)
+        for run in folder.glob("runs/*"):
+            files = [run / name for name in (HELDOUT, OWN_HELDOUT, TEXT) if (run / name).exists()]
+            runs += bool(files)
+            size += sum(each.stat().st_size for each in files)
+            try:
+                for each in files:
+                    each.unlink()
+            except OSError as error:
+                raise storage_error(run, error) from error
+    return ClearedTexts(str(folder / TEXT_CACHE), size, runs)
