@@ -48,13 +48,15 @@ class Writing(NamedTuple):
     """Hold the sequences that may leave, and what the site's check found.
 
     `written` sequences were written in all, `copied` of them had a run of private text, and public text has taken the
-    place of `replaced` ones.
+    place of `replaced` ones. The code of the sequences that leave has `text_bytes`, the notes on rounding `note_bytes`.
     """
 
     sequences: Tokens
     written: int
     copied: int
     replaced: int
+    text_bytes: int = 0
+    note_bytes: int = 0
 
 
 class PrivateRuns:
@@ -156,6 +158,8 @@ def record_writing(folder: Path, round: int, writing: Writing, private_run: int)
         "copied": writing.copied,
         "replaced": writing.replaced,
         "private_run": private_run,
+        "text_bytes": writing.text_bytes,
+        "note_bytes": writing.note_bytes,
     }
     write_atomic(path, (json.dumps([rows[number] for number in sorted(rows)], indent=1) + "\n").encode())
 
@@ -222,4 +226,5 @@ def write_reply(
             options.private_run,
             writing.replaced,
         )
-    return encode_reply(public_labels, text, part), writing._replace(sequences=part.sequences)
+    sent = writing._replace(sequences=part.sequences, text_bytes=len(text), note_bytes=part.notes.entries.nbytes)
+    return encode_reply(public_labels, text, part), sent

@@ -16,7 +16,7 @@ from fpld.config import WrittenSection
 from fpld.node.prior_cache import read_rounded_prior
 from fpld.node.writing import ATTEMPTS, PrivateRuns, Writing, record_writing, write_checked, write_reply
 from fpld.protocol import Task
-from fpld.protocol.written import beginnings, decode_reply
+from fpld.protocol.written import beginnings, decode_reply, encode_text
 from fpld.students import NGram, NGramConfig
 from fpld.students.generate import write_sequences
 from tests.helpers import make_plan
@@ -121,15 +121,15 @@ def test_a_site_that_writes_nothing_asks_nothing_of_its_model() -> None:
     writing = write_checked(
         ngram(0), PROBE, np.empty(0, np.int64), PrivateRuns(PROBE[0], PROBE, 1), seed=0, temperature=1.0
     )
-    assert (writing.sequences.shape, *writing[1:]) == ((0, T), 0, 0, 0)
+    assert (writing.sequences.shape, *writing[1:]) == ((0, T), 0, 0, 0, 0, 0)
 
 
 def test_rows_of_a_record_are_by_round_and_a_repeated_round_replaces_its_own(tmp_path: Path) -> None:
     sequences = np.zeros((3, T), np.int32)
     for round, copied in ((2, 5), (1, 4), (2, 6)):
-        record_writing(tmp_path, round, Writing(sequences, 9, copied, 1), 8)
+        record_writing(tmp_path, round, Writing(sequences, 9, copied, 1, 70, 12), 8)
     rows = json.loads((tmp_path / "written.json").read_text())
-    common = {"sequences": 3, "written": 9, "replaced": 1, "private_run": 8}
+    common = {"sequences": 3, "written": 9, "replaced": 1, "private_run": 8, "text_bytes": 70, "note_bytes": 12}
     assert rows == [{"round": 1, "copied": 4, **common}, {"round": 2, "copied": 6, **common}]
 
 
@@ -172,6 +172,9 @@ def test_a_whole_reply_is_decoded_against_the_students_prediction(tmp_path: Path
     parts = decode_reply(payload, plan, PROBE)
     assert parts.written is not None
     assert np.array_equal(parts.written.sequences, writing.sequences)
+    coded = 48 + len(parts.labels) + writing.text_bytes + writing.note_bytes + len(parts.written.labels)
+    assert len(payload) == coded
+    assert writing.text_bytes == len(encode_text(writing.sequences, V)) > 0
     assert parts.written.sequences[:, 0].tolist() == PROBE.ravel()[beginnings(plan, PROBE)].tolist()
     with read_rounded_prior(
         ngram(2), parts.written.sequences, parts.written.notes, tmp_path / "prior.i16", coarse_grid(V)
@@ -206,7 +209,7 @@ def test_no_written_text_where_the_site_wants_none(tmp_path: Path) -> None:
     plan, payload, writing = written(tmp_path, 300.0, private_run=0)
     parts = decode_reply(payload, plan, PROBE)
     assert parts.written is None
-    assert (writing.sequences.shape, *writing[1:]) == ((0, T), 0, 0, 0)
+    assert (writing.sequences.shape, *writing[1:]) == ((0, T), 0, 0, 0, 0, 0)
     assert len(payload) == 48 + len(parts.labels)
 
 
