@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fpld.data.documents import document_kinds
 from fpld.data.label_space import token_strings
 from fpld.data.tokenizers import PretrainedTokenizer
 from fpld.errors import InputError, MissingExtraError
@@ -208,7 +209,7 @@ def template_of(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def are_chats(documents: Sequence[Document]) -> bool:
     """Return whether documents are conversations; raise InputError for some of each kind."""
-    kinds = {document.chat for document in documents}
+    kinds = document_kinds(documents)
     if len(kinds) > 1:
         raise InputError("a text must have conversations (messages) alone or plain text alone, and has both")
     return True in kinds

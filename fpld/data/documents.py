@@ -3,12 +3,15 @@
 Three ways of dealing: by label (the natural split), i.i.d., and Dirichlet over labels, where a small alpha gives nodes
 that differ much. Held-out text is chosen by group, so that near-duplicates stay on one side. With a limit on the bytes
 it is a sample of the documents that is used, and `TextUse` says what was left out.
+
+Documents are in a list, or in `DocumentColumns` where there may be millions: every function here takes both.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +21,11 @@ from fpld.errors import InputError
 from fpld.units import show_count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    Shards = dict[str, list["Document"]]
+    from fpld.types import Array
+
+    Shards = dict[str, Sequence["Document"]]
 
 MAX_EXCESS = 2.5  # times the share to hold out: a single document that brings it beyond this is split
 DOCUMENT_PARTS = 20  # into which a single document is cut, so that some can be held out
@@ -83,6 +88,29 @@ class Document:
         return [Document(f"{self.name}#{index}", piece, self.label) for index, piece in enumerate(pieces, 1)]
 
 
+class DocumentColumns(Sequence[Document]):
+    """Documents of which columns of numbers are in memory; each is made an object when it is asked for."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Array:
+        """Return the bytes of each document."""
+
+    @property
+    @abstractmethod
+    def ranks(self) -> Array:
+        """Return a number for each document, 0..n-1: its place if all were sorted by file and place in the file."""
+
+    @property
+    @abstractmethod
+    def kinds(self) -> set[bool]:
+        """Return which values `chat` has."""
+
+    @abstractmethod
+    def pick(self, places: Array, changed: Mapping[int, Document]) -> DocumentColumns:
+        """Return the documents at some places, in that order; those in `changed` instead of what is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class TextUse:
     """How much of a text is used: bytes that were there, bytes used, and of these the bytes held out.
@@ -117,31 +145,71 @@ class TextUse:
         return f"{self.heldout / self.used:.1%}"
 
 
+def document_sizes(documents: Sequence[Document]) -> Array:
+    """Return the bytes of each document."""
+    if isinstance(documents, DocumentColumns):
+        return documents.sizes
+    return np.fromiter((document.size for document in documents), np.int64, len(documents))
+
+
 def total_size(documents: Sequence[Document]) -> int:
     """Return the bytes of some documents."""
-    return sum(document.size for document in documents)
+    return int(document_sizes(documents).sum())
 
 
-def sample_documents(documents: Sequence[Document], most: int | None, *, seed: int) -> list[Document]:
+def document_groups(documents: Sequence[Document]) -> Array:
+    """Return a number for each document, equal for those of one group, in the order of the groups' names."""
+    if isinstance(documents, DocumentColumns):
+        return documents.ranks
+    names = [_group(document) for document in documents]
+    numbers = {name: number for number, name in enumerate(sorted(set(names)))}
+    return np.array([numbers[name] for name in names], np.int64)
+
+
+def document_kinds(documents: Sequence[Document]) -> set[bool]:
+    """Return which values `chat` has in some documents."""
+    if isinstance(documents, DocumentColumns):
+        return documents.kinds
+    return {document.chat for document in documents}
+
+
+def pick_documents(
+    documents: Sequence[Document], places: Array, changed: Mapping[int, Document] | None = None
+) -> Sequence[Document]:
+    """Return the documents at some places, in that order; those in `changed` instead of what is there."""
+    changed = changed or {}
+    if isinstance(documents, DocumentColumns):
+        return documents.pick(places, changed)
+    return [changed[place] if place in changed else documents[place] for place in places.tolist()]
+
+
+def of_label(documents: Sequence[Document], label: str, *, others: bool = False) -> Sequence[Document]:
+    """Return the documents with a label; with `others` those that have another one."""
+    inside = np.fromiter(((document.label == label) != others for document in documents), bool, len(documents))
+    return pick_documents(documents, np.flatnonzero(inside))
+
+
+def sample_documents(documents: Sequence[Document], most: int | None, *, seed: int) -> Sequence[Document]:
     """Return all documents, or a random choice of them that holds at most `most` bytes, in their order.
 
     The last document that is drawn is cut, at a paragraph if it has one near, to what is left of `most`.
     """
-    if most is None or total_size(documents) <= most:
-        return list(documents)
-    kept: dict[int, Document] = {}
-    for index in np.random.default_rng(seed).permutation(len(documents)).tolist():
-        document = documents[index]
-        whole = document.size <= most
-        used = document if whole else document.start(most)
-        if not used.blank:
-            kept[index] = used
-        if not whole:
-            break
-        most -= document.size
-    if not kept:
+    sizes = document_sizes(documents)
+    if most is None or sizes.sum() <= most:
+        return documents
+    order = np.random.default_rng(seed).permutation(len(documents))
+    ends = np.cumsum(sizes[order])
+    whole = int(np.searchsorted(ends, most, "right"))  # documents, before the one that is cut
+    places = np.sort(order[:whole])
+    if not isinstance(documents, DocumentColumns):
+        places = np.array([place for place in places.tolist() if not documents[place].blank], np.int64)
+    last = int(order[whole])
+    cut = documents[last].start(most - int(ends[whole - 1]) if whole else most)
+    if not cut.blank:
+        places = np.insert(places, np.searchsorted(places, last), last)
+    if not len(places):
         raise InputError(f"a limit of {most} bytes leaves no text: raise it")
-    return [kept[index] for index in sorted(kept)]
+    return pick_documents(documents, places, {last: cut})
 
 
 def text_start(text: str, most: int) -> str:
@@ -197,25 +265,32 @@ def by_label(documents: Sequence[Document], *, nodes: Sequence[str] | None = Non
     nodes
         The labels that become nodes, in this order; others are left out. By default all, sorted.
     """
-    labelled: defaultdict[str, list[Document]] = defaultdict(list)
-    for document in documents:
-        labelled[document.label].append(document)
+    labelled = _places_by_label(documents)
     if nodes is None:
         if not labelled:
             raise InputError("documents must hold at least one document to split, got none")
-        return {label: labelled[label] for label in sorted(labelled)}
+        nodes = sorted(labelled)
     _check_names(nodes)
     for node in nodes:
         if node not in labelled:
             raise InputError(f"node {node!r} has no documents: the labels are {', '.join(sorted(labelled)) or 'none'}")
-    return {node: labelled[node] for node in nodes}
+    return {node: pick_documents(documents, labelled[node]) for node in nodes}
+
+
+def _places_by_label(documents: Sequence[Document]) -> dict[str, Array]:
+    """Return the places of the documents of each label, in their order."""
+    numbers: dict[str, int] = {}
+    owners = (numbers.setdefault(document.label, len(numbers)) for document in documents)
+    column = np.fromiter(owners, np.int64, len(documents))
+    bounds = np.cumsum(np.bincount(column, minlength=1))[:-1]
+    return dict(zip(numbers, np.split(np.argsort(column, kind="stable"), bounds), strict=False))
 
 
 def iid(documents: Sequence[Document], nodes: Sequence[str], *, seed: int) -> Shards:
     """Deal shuffled documents in equal numbers (as near as whole documents allow)."""
     _check_names(nodes)
     order = np.random.default_rng(seed).permutation(len(documents))
-    shards = {node: [documents[i] for i in order[k :: len(nodes)]] for k, node in enumerate(nodes)}
+    shards = {node: pick_documents(documents, order[k :: len(nodes)]) for k, node in enumerate(nodes)}
     return _checked(
         shards, f"there are {show_count(len(documents), 'document')} for {len(nodes)} nodes: use fewer nodes"
     )
@@ -230,9 +305,9 @@ def dirichlet(documents: Sequence[Document], nodes: Sequence[str], *, alpha: flo
     if not (np.isfinite(alpha) and alpha > 0):
         raise InputError(f"alpha must be a positive number, got {alpha}")
     generator = np.random.default_rng(seed)
-    shards: Shards = {node: [] for node in nodes}
-    if documents:
-        for members in by_label(documents).values():
+    dealt: dict[str, list[Array]] = {node: [np.empty(0, np.int64)] for node in nodes}
+    if len(documents):
+        for _, members in sorted(_places_by_label(documents).items()):
             shares = generator.dirichlet(np.full(len(nodes), alpha))
             # NumPy underflows to 0/0 at a tiny alpha; in the limit all documents of the label go to one node.
             if not np.isfinite(shares).all():
@@ -240,11 +315,14 @@ def dirichlet(documents: Sequence[Document], nodes: Sequence[str], *, alpha: flo
             cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(int)
             order = generator.permutation(len(members))
             for node, part in zip(nodes, np.split(order, cuts), strict=True):
-                shards[node].extend(members[i] for i in part)
+                dealt[node].append(members[part])
+    shards = {node: pick_documents(documents, np.concatenate(places)) for node, places in dealt.items()}
     return _checked(shards, "use fewer nodes, a larger alpha or another seed")
 
 
-def hold_out(documents: Sequence[Document], *, fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
+def hold_out(
+    documents: Sequence[Document], *, fraction: float, seed: int
+) -> tuple[Sequence[Document], Sequence[Document]]:
     """Split into (training, held-out) documents by whole groups, in their order.
 
     Groups are drawn at random until they hold `fraction` of the bytes; both sides get at least one group.
@@ -256,53 +334,39 @@ def hold_out(documents: Sequence[Document], *, fraction: float, seed: int) -> tu
         raise InputError(f"fraction must lie between 0 and 1, got {fraction}")
     if len(documents) == 1:
         documents = cut_document(documents[0])
-    sizes: dict[str, int] = {}
-    single: dict[str, Document | None] = {}  # the only document of a group
-    for document in documents:
-        group = _group(document)
-        single[group] = None if group in sizes else document
-        sizes[group] = sizes.get(group, 0) + document.size
-    names = sorted(sizes)
-    if len(names) < 2:
+    groups = document_groups(documents)
+    members = np.bincount(groups)
+    if len(members) < 2:
         raise InputError(
-            f"holding out needs at least two groups of documents, got {len(names)}: cut the text into more documents"
+            f"holding out needs at least two groups of documents, got {len(members)}: cut the text into more documents"
         )
-    wanted = fraction * sum(sizes.values())
-    held: set[str] = set()
+    sizes = np.zeros(len(members), np.int64)
+    np.add.at(sizes, groups, document_sizes(documents))
+    wanted = fraction * int(sizes.sum())
+    held = np.zeros(len(members), bool)
     taken = 0
-    for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
-        if held and taken >= wanted:
+    for count, group in enumerate(np.random.default_rng(seed).permutation(len(members))[:-1]):
+        if count and taken >= wanted:
             break
-        name = names[index]
-        document_alone = single[name]
-        if taken + sizes[name] > MAX_EXCESS * wanted and document_alone is not None:
-            start, end = _split(document_alone, round(wanted - taken))
+        size = int(sizes[group])
+        if taken + size > MAX_EXCESS * wanted and members[group] == 1:
+            place = int(np.flatnonzero(groups == group)[0])
+            start, end = _split(documents[place], round(wanted - taken))
             if end is not None:
-                return _with_split(documents, held, start, end)
-        held.add(name)
-        taken += sizes[name]
-    training = [document for document in documents if _group(document) not in held]
-    return training, [document for document in documents if _group(document) in held]
+                inside = held[groups]
+                training = pick_documents(documents, np.flatnonzero(~inside), {place: start})
+                inside[place] = True
+                return training, pick_documents(documents, np.flatnonzero(inside), {place: end})
+        held[group] = True
+        taken += size
+    inside = held[groups]
+    return pick_documents(documents, np.flatnonzero(~inside)), pick_documents(documents, np.flatnonzero(inside))
 
 
 def _split(document: Document, held: int) -> tuple[Document, Document | None]:
     """Split a document so that its end has about `held` bytes; the end is None where one side would be blank."""
     start, end = document.split(document.size - held)
     return (document, None) if start.blank or end.blank else (start, end)
-
-
-def _with_split(
-    documents: Sequence[Document], held: set[str], start: Document, end: Document
-) -> tuple[list[Document], list[Document]]:
-    """Return (training, held-out) documents where one document is on both sides, each with its part of it."""
-    sides: tuple[list[Document], list[Document]] = ([], [])
-    for document in documents:
-        if _group(document) == _group(end):
-            sides[0].append(start)
-            sides[1].append(end)
-        else:
-            sides[_group(document) in held].append(document)
-    return sides
 
 
 def cut_document(document: Document, parts: int = DOCUMENT_PARTS) -> list[Document]:

@@ -31,7 +31,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fpld.data.encoding import SEPARATOR, encode_each, token_type
-from fpld.data.stored import StoredDocument, make_private
+from fpld.data.stored import FileDocuments, StoredDocument, StoredDocuments, make_private
 from fpld.data.token_stream import Segments, TokenPack, TokenStream
 from fpld.errors import InputError
 from fpld.progress import ByteProgress
@@ -100,6 +100,7 @@ class _Entries:
         if key not in self._sorted:
             columns = np.concatenate([np.empty((4, 0), np.int64), *self._columns[key]], axis=1)
             self._sorted[key] = columns[:, np.argsort(columns[0], kind="stable")]
+            self._columns[key] = [self._sorted[key]]
         return self._sorted[key]
 
     def missing(self, key: str, wanted: Array) -> Array:
@@ -138,11 +139,11 @@ class TokenCache:
         make_private(self.root)
         make_private(self._folder)
         files = _by_file(documents)
-        memory = [number for number, document in enumerate(documents) if not isinstance(document, StoredDocument)]
+        memory = dict(sorted(_in_memory(documents).items()))
         sources = _sources(files)
         key = ""
         if memory:
-            source = _memory_source([documents[number] for number in memory])
+            source = _memory_source(list(memory.values()))
             key = source.key
             sources.append(source)
         with self._lock():
@@ -153,7 +154,7 @@ class TokenCache:
                 self._write(missing, entries)
         located = [_Located.of_file(each, entries) for each in files]
         if memory:
-            located.append(_Located(np.array(memory), entries.find(key, np.arange(len(memory)))))
+            located.append(_Located(np.array(list(memory)), entries.find(key, np.arange(len(memory)))))
         return _joined(located, entries, self._tokenizer.vocab)
 
     def _lock(self) -> FileLock:
@@ -285,36 +286,34 @@ class _PackWriter:
             self._start()
 
 
-class _FileDocuments(NamedTuple):
-    """Documents of one file: their places in the list of all, and the parts from and up to which they go."""
-
-    file: StoredFile
-    places: list[int]
-    firsts: list[int]
-    stops: list[int]
-
-    def parts(self) -> Array:
-        """Return the numbers of all parts, in the order of the documents."""
-        firsts = np.array(self.firsts)
-        counts = np.array(self.stops) - firsts
-        ends = np.cumsum(counts)
-        return np.asarray(np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1]))
-
-
-def _by_file(documents: Sequence[Document]) -> list[_FileDocuments]:
-    files: dict[int, _FileDocuments] = {}
+def _by_file(documents: Sequence[Document]) -> list[FileDocuments]:
+    """Return the documents that are in files, file by file."""
+    if isinstance(documents, StoredDocuments):
+        return list(documents.by_file())
+    files: dict[int, list[tuple[int, StoredDocument]]] = {}
     for place, document in enumerate(documents):
         if isinstance(document, StoredDocument):
-            entry = files.get(id(document.file))
-            if entry is None:
-                entry = files[id(document.file)] = _FileDocuments(document.file, [], [], [])
-            entry.places.append(place)
-            entry.firsts.append(document.first)
-            entry.stops.append(document.stop)
-    return list(files.values())
+            files.setdefault(id(document.file), []).append((place, document))
+    return [
+        FileDocuments(
+            rows[0][1].file,
+            np.array([place for place, _ in rows]),
+            np.array([document.first for _, document in rows]),
+            np.array([document.stop for _, document in rows]),
+        )
+        for rows in files.values()
+    ]
 
 
-def _sources(files: Sequence[_FileDocuments]) -> list[_Source]:
+def _in_memory(documents: Sequence[Document]) -> dict[int, Document]:
+    """Return the documents that are in memory, by their places."""
+    if isinstance(documents, StoredDocuments):
+        return documents.others()
+    every = enumerate(documents)
+    return {place: document for place, document in every if not isinstance(document, StoredDocument)}
+
+
+def _sources(files: Sequence[FileDocuments]) -> list[_Source]:
     """Return what is wanted of each file; files of the same content are one."""
     sources: dict[str, _Source] = {}
     for each in files:
@@ -357,9 +356,9 @@ class _Located(NamedTuple):
     rows: Array
 
     @classmethod
-    def of_file(cls, documents: _FileDocuments, entries: _Entries) -> Self:
+    def of_file(cls, documents: FileDocuments, entries: _Entries) -> Self:
         """Find the documents of a file."""
-        counts = np.array(documents.stops) - np.array(documents.firsts)
+        counts = documents.stops - documents.firsts
         return cls(np.repeat(documents.places, counts), entries.find(documents.file.key, documents.parts()))
 
 

@@ -1,8 +1,9 @@
-"""Token streams of any length, from memory-mapped files, and the file that says what a node's text consists of.
+"""Token streams of any length, read from files, and the file that says what a node's text consists of.
 
 A stream is a list of segments, each a range of tokens in a pack of the cache. It has a length, and it is indexed by
 arrays of places, as training draws its windows. Nothing else of it is in memory, so a step costs as much as with a text
-of any other length.
+of any other length. Files are read, not mapped: the pages of a mapped file stay in the memory of a process once they
+have been touched, until all of the file is there.
 
 The file with a node's text has arrays: `tokens`, or `segments` with the packs that they are in; `lengths`, the tokens
 of each document; `groups`, equal for documents that belong together. Of conversations it also has which tokens are
@@ -12,8 +13,9 @@ learnt, 0 or 1, as a text of its own: `answers.tokens`, or `answers.segments`.
 from __future__ import annotations
 
 import json
-import mmap
+import os
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _BLOCK_TOKENS = 1 << 22  # of a stream, read at once
 _ANSWERS = "answers."  # before the names of the arrays that say which tokens are learnt
 _MAX_DRAWS = 10_000  # of a place, until one is found that is learnt
+_MAX_OPEN_PACKS = 64  # of a stream: a process has a thousand file handles, or fewer
 
 
 class TokenPack(NamedTuple):
@@ -56,17 +59,52 @@ class TokenPack(NamedTuple):
                 "start the run again"
             )
 
-    def map(self) -> Array:
-        """Map the file into memory, to read it; raise InputError if it is not there or not whole."""
-        self.check()
+
+class _OpenPack:
+    """A pack of which ranges are read, by a handle that forks may share."""
+
+    _handle = -1
+
+    def __init__(self, pack: TokenPack) -> None:
+        pack.check()
+        self._path = pack.path
+        self._kind = np.dtype(pack.kind)
         try:
-            with self.path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._handle = os.open(pack.path, os.O_RDONLY)
         except OSError as error:
-            raise storage_error(self.path, error) from error
-        if hasattr(mapped, "madvise"):
-            mapped.madvise(mmap.MADV_RANDOM)  # windows are drawn at random: what stands beside them is not read
-        return np.frombuffer(mapped, self.kind)
+            raise storage_error(pack.path, error) from error
+        if hasattr(os, "posix_fadvise"):
+            # Windows are drawn at random: what stands behind them is not read.
+            os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def __del__(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+
+    def read(self, first: int, stop: int) -> Array:
+        """Read a range of tokens; raise InputError if the file has become shorter."""
+        width = self._kind.itemsize
+        wanted = (stop - first) * width
+        try:
+            data = os.pread(self._handle, wanted, first * width)
+        except OSError as error:
+            raise InputError(f"{self._path}, with tokens of the text, cannot be read ({error.strerror})") from None
+        if len(data) != wanted:
+            raise InputError(f"{self._path}, with tokens of the text, has become shorter: start the run again")
+        return np.frombuffer(data, self._kind)
+
+    def at(self, offsets: Array) -> Array:
+        """Read the tokens at offsets: those that follow each other at once, as the tokens of a window do."""
+        tokens = np.empty(len(offsets), self._kind)
+        steps = np.diff(offsets)
+        # A place that is repeated, as the padding of windows is, belongs to the range before it.
+        bounds = [0, *(np.flatnonzero((steps != 1) & (steps != 0)) + 1).tolist(), len(offsets)]
+        for start, stop in pairwise(bounds):
+            places = offsets[start:stop]
+            first = int(places[0])
+            part = self.read(first, int(places[-1]) + 1)
+            tokens[start:stop] = part if len(part) == stop - start else part[places - first]
+        return tokens
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -100,13 +138,13 @@ class TokenStream:
     def __init__(self, packs: Sequence[TokenPack], segments: Segments, vocab: int) -> None:
         self._packs = list(packs)
         self._segments = segments
-        self._maps: dict[int, Array] = {}
+        self._open: dict[int, _OpenPack] = {}
         self._ends = np.cumsum(segments.counts)
         self._origins = segments.starts - (self._ends - segments.counts)  # of a token's place in its pack
         self.vocab = vocab
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the names of the files, not what is mapped into memory."""
+        """Pickle the names of the files, not their handles."""
         return type(self), (self._packs, self._segments, self.vocab)
 
     @classmethod
@@ -145,7 +183,7 @@ class TokenStream:
         tokens = np.empty(len(places), np.int32)
         for pack in np.unique(packs).tolist():
             here = packs == pack
-            tokens[here] = self._map(pack)[offsets[here]]
+            tokens[here] = self._pack(pack).at(offsets[here])
         if len(tokens) and (int(tokens.max()) >= self.vocab or int(tokens.min()) < 0):
             raise InputError(
                 f"{self._packs[int(packs[0])].path.parent} is damaged: it has a token beyond the vocabulary of "
@@ -153,10 +191,12 @@ class TokenStream:
             )
         return tokens
 
-    def _map(self, pack: int) -> Array:
-        if pack not in self._maps:
-            self._maps[pack] = self._packs[pack].map()
-        return self._maps[pack]
+    def _pack(self, number: int) -> _OpenPack:
+        if number not in self._open:
+            if len(self._open) >= _MAX_OPEN_PACKS:
+                self._open.clear()
+            self._open[number] = _OpenPack(self._packs[number])
+        return self._open[number]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return all tokens, in memory."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fpld import data
 from fpld.data.chat import ChatTokenizer, are_chats, encode_chats
+from fpld.data.documents import document_groups
 from fpld.data.encoding import SEPARATOR, encode_each
 from fpld.data.fetch import cache_folder
 from fpld.data.stored import TEXT_CACHE, StoredDocument
@@ -59,13 +60,13 @@ class NodeText:
 class SplitText:
     """The documents of a node that are used: to train on, and held out; `single`: they are parts of one document."""
 
-    train: list[Document]
-    heldout: list[Document]
+    train: Sequence[Document]
+    heldout: Sequence[Document]
     use: TextUse
     single: bool
 
 
-def split_text(part: NodeSpec, documents: list[Document], limited_by: str = LIMIT_KEY) -> SplitText:
+def split_text(part: NodeSpec, documents: Sequence[Document], limited_by: str = LIMIT_KEY) -> SplitText:
     """Sample a node's documents where its part has a limit, and hold some of them out.
 
     `limited_by` is the key that set the limit, for those who read what was left out.
@@ -79,7 +80,7 @@ def split_text(part: NodeSpec, documents: list[Document], limited_by: str = LIMI
 
 def node_text(
     part: NodeSpec,
-    documents: list[Document],
+    documents: Sequence[Document],
     tokenizer: Tokenizer,
     limited_by: str = LIMIT_KEY,
     cache: Path | None = None,
@@ -111,8 +112,7 @@ def node_text(
                 f"{part.length}: give it more text"
             )
     # The parts of a single document belong together.
-    names = [""] * len(train) if split.single else [document.group or document.name for document in train]
-    groups = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    groups = np.zeros(len(train), np.int64) if split.single else document_groups(train)
     train_bytes = data.total_size(train) + len(SEPARATOR) * len(train)
     if not is_stream(tokens):
         train_bytes = tokenizer.text_bytes(tokens)
@@ -158,7 +158,7 @@ def heldout_text(documents: Sequence[Document], tokenizer: Tokenizer, most: int 
     return HeldoutText(tokens, answers=answers)
 
 
-def _first_documents(documents: list[Document], most: int) -> list[Document]:
+def _first_documents(documents: Sequence[Document], most: int) -> list[Document]:
     """Take documents from the start until they hold `most` bytes; at least one, or the start of a long one."""
     kept: list[Document] = []
     size = 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from fpld.data import Document, TextUse, by_label, corpus, dirichlet, hold_out, iid, sample_documents, total_size
 from fpld.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 DOCUMENTS = st.lists(
     st.builds(
@@ -26,11 +30,11 @@ SEEDS = st.integers(0, 2**32)
 MANY = [Document(f"d{i}", "t" * (1 + i % 7), f"label{i % 10}") for i in range(2000)]
 
 
-def _bytes(documents: list[Document]) -> int:
+def _bytes(documents: Sequence[Document]) -> int:
     return sum(document.size for document in documents)
 
 
-def _same(shards: dict[str, list[Document]], documents: list[Document]) -> bool:
+def _same(shards: Mapping[str, Sequence[Document]], documents: list[Document]) -> bool:
     return Counter(document for members in shards.values() for document in members) == Counter(documents)
 
 

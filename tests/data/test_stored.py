@@ -80,13 +80,13 @@ def encoded(documents: Sequence[Document]) -> Array:
 
 
 @pytest.fixture
-def in_memory(folder: Path) -> list[Document]:
+def in_memory(folder: Path) -> Sequence[Document]:
     return read_documents(folder)
 
 
 @pytest.mark.usefixtures("small")
 def test_the_documents_and_tokens_are_those_of_a_text_in_memory(
-    in_memory: list[Document], folder: Path, tmp_path: Path
+    in_memory: Sequence[Document], folder: Path, tmp_path: Path
 ) -> None:
     documents = read_documents(folder, cache=tmp_path / "cache")
     assert all(isinstance(document, StoredDocument) for document in documents)
@@ -198,7 +198,7 @@ token_cache.TokenCache(place / "cache", load_tokenizer(place / "bpe.json")).enco
 
 
 def test_preparing_goes_on_after_a_kill(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: list[Document]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: Sequence[Document]
 ) -> None:
     BPE.save(tmp_path / "bpe.json")
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], check=False)

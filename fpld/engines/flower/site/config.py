@@ -24,7 +24,7 @@ from fpld.students.pretrained import MODELS
 from fpld.validation import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from fpld.data import Document
 
@@ -129,7 +129,7 @@ class Site:
 
     terms: Terms
     folder: Path
-    documents: Callable[[], list[Document]]
+    documents: Callable[[], Sequence[Document]]
     secret: Callable[[bytes], bytes]
 
     @property
@@ -201,7 +201,7 @@ def open_site(path: Path) -> Site:
     folder = path.resolve().parent
     aggregator = parse_public_key(file.aggregator)
 
-    def documents() -> list[Document]:
+    def documents() -> Sequence[Document]:
         if file.corpus is None:
             return data.read_documents(folder / str(file.data), field=file.field, cache=folder / TEXT_CACHE)
         corpus = data.corpus(file.corpus)

@@ -35,7 +35,6 @@ _POLL_SECONDS = 0.5  # between two looks at the memory of a sandbox
 _SIZE = struct.Struct("<Q")  # of each part that a sandbox writes
 _DONE = b"\x00"
 _FAILED = b"\x01"
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class SandboxError(Exception):
@@ -58,7 +57,7 @@ def run_sandboxed(
     redact
         Returns the text of an error that may leave the fork.
     memory, seconds
-        The most bytes that the fork may hold, and its longest time; None for no limit.
+        The most bytes of its own that the fork may hold, and its longest time; None for no limit.
 
     Returns
     -------
@@ -125,20 +124,26 @@ def _collect(reader: int, process: int, memory: int | None, seconds: float | Non
             continue
         if end is not None and time.monotonic() > end:
             raise ResourceError(f"the work took longer than the {seconds:g} s that its answer is waited for")
-        resident = resident_bytes(process)
-        if memory is not None and resident > memory:
+        taken = own_bytes(process)
+        if memory is not None and taken > memory:
             raise ResourceError(
-                f"the work took {show_size(resident)} of memory, most_memory in node.toml allows {show_size(memory)}: "
+                f"the work took {show_size(taken)} of memory, most_memory in node.toml allows {show_size(memory)}: "
                 "allow more, or ask for a smaller student or batch"
             )
 
 
-def resident_bytes(process: int) -> int:
-    """Return the resident memory of a process in bytes; 0 where the system has no /proc."""
+def own_bytes(process: int) -> int:
+    """Return the resident memory of a process in bytes, without the pages of files; 0 where the system has no /proc.
+
+    The pages of mapped files are the system's cache: they can be dropped at any time, and many processes share them.
+    """
     try:
-        return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
-    except (OSError, ValueError, IndexError):
+        status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
         return 0
+    sizes = dict(line.partition(":")[::2] for line in status.splitlines())
+    kilobytes = (sizes[name].split()[0] for name in ("RssAnon", "RssShmem") if name in sizes)
+    return sum(1024 * int(size) for size in kilobytes)
 
 
 def _parse_result(data: bytes, status: int) -> list[bytes]:
