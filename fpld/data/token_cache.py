@@ -21,6 +21,7 @@ import logging
 import os
 import shutil
 import tempfile
+from array import array
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from functools import partial
@@ -225,8 +226,8 @@ class _PackWriter:
     def _start(self) -> None:
         self._file: IO[bytes] | None = None
         self._sources: list[tuple[_Source, int]] = []  # with the number of their parts, in the order of the tokens
-        self._parts: list[int] = []
-        self._counts: list[int] = []
+        self._parts = array("q")
+        self._counts = array("q")
         self._size = 0
 
     def add(self, source: _Source, number: int, tokens: Array) -> None:
@@ -269,8 +270,8 @@ class _PackWriter:
         keys = [(source.key, count) for source, count in self._sources]
         arrays: Arrays = {
             "keys": np.frombuffer(json.dumps(keys).encode(), np.uint8),
-            "parts": np.array(self._parts, np.int64),
-            "counts": np.array(self._counts, np.int64),
+            "parts": np.frombuffer(self._parts, np.int64),
+            "counts": np.frombuffer(self._counts, np.int64),
         }
         write_arrays(path.with_suffix(_INDEX), arrays, {"type": self._kind.str, "suffix": self._suffix})
         pack = TokenPack(path, self._kind.str, self._size)
@@ -367,9 +368,13 @@ def _joined(located: Sequence[_Located], entries: _Entries, vocab: int) -> Encod
     if not located:
         return EncodedDocuments(cast("Tokens", TokenStream.empty(vocab)), np.empty(0, np.int64))
     owners = np.concatenate([each.owners for each in located])
+    rows = np.concatenate([each.rows for each in located], axis=1)
     order = np.argsort(owners, kind="stable")
-    segments = Segments(*np.concatenate([each.rows for each in located], axis=1)[:, order])
-    first = np.flatnonzero(np.diff(owners[order], prepend=-1))
+    if (np.diff(order) != 1).any():  # most texts are in the order of their files, and need no copy
+        owners = owners[order]
+        rows = rows[:, order]
+    segments = Segments(*rows)
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
     lengths = np.add.reduceat(segments.counts, first)
     stream = TokenStream(entries.packs, segments.merged(), vocab)
     return EncodedDocuments(cast("Tokens", stream), lengths)

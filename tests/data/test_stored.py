@@ -13,16 +13,31 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from fpld.data import BpeTokenizer, ByteTokenizer, Document, hold_out, read_documents, readers, stored, token_cache
-from fpld.data.documents import sample_documents, total_size
-from fpld.data.stored import StoredDocument, document_texts
+from fpld.data import (
+    BpeTokenizer,
+    ByteTokenizer,
+    Document,
+    by_label,
+    dirichlet,
+    hold_out,
+    iid,
+    read_documents,
+    readers,
+    stored,
+    token_cache,
+    token_stream,
+)
+from fpld.data.documents import document_groups, of_label, sample_documents, total_size
+from fpld.data.stored import StoredDocument, StoredDocuments, document_texts
 from fpld.data.token_cache import TokenCache, clear_texts
-from fpld.data.token_stream import is_stream, join_tokens, open_text, text_arrays
+from fpld.data.token_stream import Segments, TokenPack, TokenStream, is_stream, join_tokens, open_text, text_arrays
 from fpld.errors import InputError, StorageError
 from fpld.node.writing import PrivateRuns
 from fpld.privacy import cut_text
@@ -30,7 +45,6 @@ from fpld.storage.arrays import write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from fpld.types import Array
 
@@ -266,6 +280,94 @@ def test_windows_units_and_runs_are_those_of_an_array(folder: Path, tmp_path: Pa
         == PrivateRuns(array, public, 6).stand_in(sequences).tolist()
         == [True] * 8 + [False] * 8
     )
+
+
+def resident_bytes() -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of a process is looked up in /proc")
+def test_a_text_that_is_read_through_does_not_stay_in_memory(tmp_path: Path) -> None:
+    """Of a mapped file all 60 MB would be resident in the end; 20 MB are left to the allocator."""
+    count = 30_000_000
+    path = tmp_path / "000001.u16"
+    with path.open("wb") as file:
+        file.truncate(2 * count)
+    segments = Segments(np.array([0]), np.array([0]), np.array([count]))
+    stream = TokenStream([TokenPack(path, "<u2", count)], segments, 256)
+    assert len(next(stream.blocks())) < count
+    before = resident_bytes()
+    random = np.random.default_rng(0)
+    for _ in range(400):
+        windows = stream[random.integers(count - 33, size=16)[:, None] + np.arange(33)]
+        assert windows.shape == (16, 33)
+    assert sum(len(block) for block in stream.blocks()) == count
+    assert resident_bytes() - before < 20_000_000
+
+
+def test_many_packs_need_few_file_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_stream, "_MAX_OPEN_PACKS", 4)
+    packs = []
+    for number in range(20):
+        path = tmp_path / f"{number}.u8"
+        path.write_bytes(bytes(range(number, number + 8)))
+        packs.append(TokenPack(path, "|u1", 8))
+    segments = Segments(np.arange(20), np.zeros(20, np.int64), np.full(20, 8))
+    stream = TokenStream(packs, segments, 256)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    expected = np.concatenate([np.arange(number, number + 8) for number in range(20)])
+    assert stream[:].tolist() == expected.tolist()
+    assert stream[[3, 3, 3, 2, 100, 101]].tolist() == expected[[3, 3, 3, 2, 100, 101]].tolist()
+    after = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    assert after - before <= 4
+    os.truncate(packs[0].path, 5)
+    with pytest.raises(InputError, match=r"0\.u8, .* must have 8 bytes, not 5"):
+        TokenStream(packs, segments, 256)[:]
+
+
+@pytest.mark.usefixtures("small")
+def test_columns_of_documents_are_dealt_as_a_list_of_them(folder: Path, tmp_path: Path) -> None:
+    columns = read_documents(folder, cache=tmp_path / "cache")
+    assert isinstance(columns, StoredDocuments)
+    listed = list(columns)
+    assert columns == listed
+    assert columns[-1] == listed[-1]
+    assert of_label(columns, "ward") == of_label(listed, "ward")
+    assert len(of_label(columns, "ward", others=True)) + len(of_label(columns, "ward")) == len(columns)
+    for deal in (
+        by_label,
+        lambda documents: iid(documents, ["a", "b"], seed=1),
+        lambda documents: dirichlet(documents, ["a", "b"], alpha=5.0, seed=1),
+    ):
+        assert deal(columns) == deal(listed)
+    for most in (700, 9_000, 60_000):
+        assert sample_documents(columns, most, seed=3) == sample_documents(listed, most, seed=3)
+    sample = sample_documents(columns, 9_000, seed=3)
+    for sides in (hold_out(sample, fraction=0.1, seed=2), hold_out(columns, fraction=0.1, seed=1)):
+        for side in sides:
+            assert isinstance(side, StoredDocuments)
+            tokens = TokenCache(tmp_path / "cache", BPE).encode(side).tokens
+            expected = TokenCache(tmp_path / "cache", BPE).encode(list(side)).tokens
+            assert np.array_equal(np.asarray(tokens), np.asarray(expected))
+    assert sorted(document.name for side in sides for document in side) >= sorted(each.name for each in columns)
+    assert np.sort(document_groups(columns)).tolist() == list(range(len(columns)))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_document_takes_less_than_four_hundred_bytes_of_memory(tmp_path: Path) -> None:
+    """Objects with names took more than that; measured from 2,000 documents on to 10,000."""
+    peaks = []
+    for count in (2_000, 10_000):
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(f'{{"text": "record {number}"}}\n' for number in range(count)))
+        tracemalloc.start()
+        train, held = hold_out(read_documents(path, cache=tmp_path / "cache"), fraction=0.15, seed=0)
+        tokens = TokenCache(tmp_path / "cache", ByteTokenizer()).encode(train)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(tokens.lengths) == len(train) == count - len(held)
+    assert (peaks[1] - peaks[0]) / 8_000 < 400
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, ByteTokenizer()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from fpld.engines.flower.roster import Roster
 from fpld.engines.flower.site import handlers
 from fpld.engines.flower.site.config import open_site
 from fpld.engines.flower.site.folder import read_presence, site_lock
-from fpld.engines.flower.site.resources import SandboxError, run_sandboxed
+from fpld.engines.flower.site.resources import SandboxError, own_bytes, run_sandboxed
 from fpld.errors import ResourceError, StorageError
 from tests.engines.flower.conftest import NAMES, Deployment, InProcessGrid
 
@@ -333,6 +334,21 @@ def test_work_apart_has_its_memory_and_its_time() -> None:
     with pytest.raises(ResourceError, match=r"longer than the 0\.6 s that its answer is waited for"):
         run_sandboxed(lambda: time.sleep(60) or [], conceal, seconds=0.6)  # type: ignore[func-returns-value]
     assert time.monotonic() - begun < 60
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of a process is looked up in /proc")
+def test_pages_of_a_mapped_file_are_not_memory_that_the_work_took(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    with path.open("wb") as file:
+        file.truncate(300_000_000)
+
+    def read() -> list[bytes]:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            touched = sum(mapped[place] for place in range(0, len(mapped), 4096))
+            time.sleep(1.2)
+        return [b"%d" % touched]
+
+    assert run_sandboxed(read, conceal, memory=own_bytes(os.getpid()) + 100_000_000) == [b"0"]
 
 
 def test_a_lock_that_cannot_be_made_is_said(tmp_path: Path) -> None:
