@@ -9,16 +9,18 @@ COMPAT_TESTS := $(addprefix tests/engines/flower/test_,stock.py patches.py app.p
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras package compat manifests fuzz clean
+.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras package compat manifests sbom hashes fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## a virtual environment in .venv with all that development needs
+setup: $(STAMP) ## a virtual environment in .venv with all that development needs (HASHES=1: of files by known hashes)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== setting up .venv (once; a minute or two)"
 	$(PYTHON) -m venv .venv
+	@if [ -n "$(HASHES)" ]; then \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r hashes.txt; fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true # on all cores; some files are templates
 	@touch $(STAMP)
@@ -108,6 +110,12 @@ manifests: ## check the files of deploy/ by the schemas of Compose and of Kubern
 	@.compat/manifests/bin/python -m pip install --quiet --disable-pip-version-check 'check-jsonschema==0.39.*' 'kubernetes-validate==1.31.*'
 	.compat/manifests/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	.compat/manifests/bin/kubernetes-validate --strict deploy/kubernetes/site.yaml
+
+sbom: setup ## what a node runs on, as CycloneDX JSON in out/sbom.json
+	$(BIN)/python -m docs.dependencies sbom --out out/sbom.json
+
+hashes: setup ## hashes.txt anew, from constraints.txt and the package index
+	$(BIN)/python -m docs.dependencies hashes
 
 fuzz: setup ## hostile input of every kind for MINUTES=30, with counts
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),30)
