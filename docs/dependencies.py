@@ -176,9 +176,8 @@ def _component(name: str, found: Distribution) -> dict[str, Any]:
     """Return a package as CycloneDX has it; a licence is an SPDX expression where the package says one."""
     reference = _reference(found)
     own = {"type": "library", "bom-ref": reference, "name": name, "version": found.version, "purl": reference}
-    expression = found.metadata.get("License-Expression")
-    if expression:
-        return own | {"licenses": [{"expression": expression}]}
+    if "License-Expression" in found.metadata:
+        return own | {"licenses": [{"expression": found.metadata["License-Expression"]}]}
     classifiers = found.metadata.get_all("Classifier") or []
     names = [each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License :: ")]
     return own | ({"licenses": [{"license": {"name": each}} for each in names]} if names else {})

@@ -28,7 +28,7 @@ from fpld.engines.flower.messages import (
     unpack_task,
 )
 from fpld.engines.flower.site.config import Invitation, init_node, open_site
-from fpld.engines.flower.site.errors import SiteError
+from fpld.engines.flower.site.disclosure import SiteError
 from fpld.errors import FpldError, FrameError, InputError, ProtocolError, QuorumError
 from fpld.protocol import Aggregator, Node, Settings, Task
 from fpld.protocol.shared_prior import PriorNotes
