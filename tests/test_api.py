@@ -118,7 +118,7 @@ def test_to_toml_writes_what_load_config_reads(name: str, tmp_path: Path) -> Non
     ("overrides", "key"),
     [
         ({"local.stepz": 3}, "local.stepz"),
-        ({"lokal.steps": 3}, "lokal"),
+        ({"locl.steps": 3}, "locl"),
         ({"local.steps": "many"}, "local.steps"),
         ({"local.steps": 0}, "local.steps"),
         ({"local.steps": None}, "local.steps"),

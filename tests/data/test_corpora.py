@@ -35,7 +35,7 @@ def test_medline_keeps_english_abstracts_with_their_specialty() -> None:
         ("AJR Am J Roentgenol", "radiology"),
         ("Psychopharmacology (Berl)", "neurology-psychiatry"),
         ("Prog Neuropsychopharmacol", "neurology-psychiatry"),
-        ("Am J Ment Defic", "neurology-psychiatry"),
+        ("Am J Ment Defic", "neurology-psychiatry"),  # codespell:ignore ment
         ("Surg Gynecol Obstet", "surgery"),
         ("Acta Paediatr Scand", "paediatrics-obstetrics"),
         ("Zentralbl Bakteriol Orig A", "infection"),

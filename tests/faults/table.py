@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -516,17 +517,17 @@ Each fault with what is guaranteed and the tests that hold it. `python -m tests.
 FUZZ = """\
 ## Fuzzing
 
-`make fuzz` (`python -m tests.fuzz --minutes 30`) tries hostile frames, payloads of every codec with right checksums,
-protocol events in any order against a count of their own, tasks, replies over Flower, files, folders of runs that are
-shown and resumed, configurations, command lines and requests; with `--bounds` the kernels check every index. Only typed
-errors may come of them, and nothing damaged may be used in silence. What it tried is printed; an example is named by
-target, seed and number. A slice of each is in `tests/fuzz/test_fuzz.py`, one with bounds checks too.
+`make fuzz` (`python -m tests.fuzz --minutes 30`) tries hostile input of ten kinds: the table names them. Payloads are
+of every codec, with right checksums. Protocol events come in any order, beside a count of their own. Folders of runs
+are shown and resumed. With `--bounds` the kernels check every index. Only typed errors may come of them, and nothing
+damaged may be used in silence. The command prints what it tried; an example is named by target, seed and number. A
+slice of each is in `tests/fuzz/test_fuzz.py`, one with bounds checks too.
 """
 KILLS = """\
 ## Killed and damaged runs
 
 `python -m benchmarks.kill_and_resume` kills runs (n-gram students, two worker processes, FedAvg beside) with SIGKILL at
-random moments, together with their workers, and resumes them; with `--damage` one file of a stopped run is changed:
+random moments, together with their workers, and resumes them. With `--damage` one file of a stopped run is changed:
 some bits flipped, its end cut off, emptied, or that of a run with another seed in its place. Students, table and trace
 are compared with those of an undisturbed run, bit for bit.
 """
@@ -584,7 +585,8 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _ran(found: dict[str, Any]) -> str:
-    return f"`{found['command']}` at {found['commit']} ({found['where']}):\n"
+    line = f"`{found['command']}` at {found['commit']} ({found['where']}):"
+    return textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def page() -> str:

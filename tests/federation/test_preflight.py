@@ -24,7 +24,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], set[str]]] = {
         {"combine.rule"},
     ),
     "trim of no use": ([("[student]", "[combine]\ntrim = 1\n[student]")], {"combine.trim"}),
-    "codec": ([("[student]", '[codec]\nname = "unifrom"\n[student]')], {"codec.name"}),
+    "codec": ([("[student]", '[codec]\nname = "unifrm"\n[student]')], {"codec.name"}),
     "allocator": ([("[student]", '[budget]\nallocator = "best"\n[student]')], {"budget.allocator"}),
     "estimator": ([("[student]", '[budget]\nestimator = "guess"\n[student]')], {"budget.estimator"}),
     "student": ([('kind = "ngram"', 'kind = "lstm"')], {"student.kind"}),
@@ -59,7 +59,7 @@ BROKEN: dict[str, tuple[list[tuple[str, str]], set[str]]] = {
     "short text": ([('"north"', '"north"\ndata = "{folder}/short.txt"')], {"nodes[0].data"}),
     "everything": (
         [
-            ("[student]", '[combine]\nrule = "mixtur"\n[codec]\nname = "unifrom"\n[student]'),
+            ("[student]", '[combine]\nrule = "mixtur"\n[codec]\nname = "unifrm"\n[student]'),
             ("rounds = 3", "rounds = 0"),
             ('source = "public"', 'source = "pubic"'),
             ('"south"', '"south"\ndata = "nowhere"'),
@@ -116,7 +116,7 @@ TYPOS = {
     "key of a student": (("order = 2", "ordre = 2"), "student.ordre", "unknown key: did you mean order? "),
     "codec": (("[student]", '[codec]\nname = "sample"\n[student]'), "codec.name", ": did you mean samples?"),
     "allocator": (("[student]", '[budget]\nallocator = "optimum"\n[student]'), "budget.allocator", "mean optimal?"),
-    "choice": (("[student]", '[codec]\ndither = "independant"\n[student]'), "codec.dither", "mean independent?"),
+    "choice": (("[student]", '[codec]\ndither = "independen"\n[student]'), "codec.dither", "mean independent?"),
 }
 
 
