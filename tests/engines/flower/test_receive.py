@@ -15,6 +15,7 @@ from flwr.supercore.run import RunNotRunningException
 
 from fpld.engines.flower.exchange import SLACK_BYTES, SentMessage, exchange, explain
 from fpld.engines.flower.messages import FRAME, SharedArrays, add_field, pack_fields, read_field
+from fpld.engines.flower.patches import CHOICE_VARIABLE
 from fpld.engines.flower.patches import receive as receiving
 from tests.engines.flower.link import NODE, Link, LinkedGrid, pulled
 
@@ -246,3 +247,39 @@ def test_a_run_that_was_stopped_ends_and_trouble_at_the_superlink_is_said() -> N
     link.status = 403
     with pytest.raises(RunNotRunningException):
         received(link)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_on_stock_flower_a_malformed_reply_costs_those_that_come_with_it(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower fetches replies whole: of those that are asked for together it says only that one is malformed."""
+    monkeypatch.setenv(CHOICE_VARIABLE, "none")
+    link = Link()
+    for number in range(3):
+        change = (lambda content: content[::-1]) if number == 1 else (lambda content: content)
+        link.reply(f"question {number}", answer(bytes([number]), question(number)), change)
+    messages = [question(number) for number in range(3)]
+    replies = {
+        r.metadata.reply_to_message_id: r for r in exchange(LinkedGrid(link), messages, 5.0, [MOST] * 3, alone=alone)
+    }
+    states = [explain("", r.error).state if r.has_error() else "right" for _, r in sorted(replies.items())]
+    assert states == (["right", "failed", "right"] if alone else ["lost"] * 3)
+
+
+def test_on_stock_flower_a_reply_that_is_too_long_is_refused_after_it_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the aggregator holds at most is what a node sends: with the patch `receive` it is a little of that."""
+    size = 20 << 20
+    peaks = {}
+    for patches in ("none", "receive"):
+        monkeypatch.setenv(CHOICE_VARIABLE, patches)
+        link = Link()
+        link.reply("question 0", answer(bytes(size), question()))
+        messages = [question()]
+        tracemalloc.start()
+        (reply,) = exchange(LinkedGrid(link), messages, 30.0, [MOST])
+        peaks[patches] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert explain("", reply.error).state == "failed"
+    assert peaks["none"] > size
+    assert peaks["receive"] < size

@@ -174,7 +174,7 @@ PATCHES = (
             "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents",
         ),
         why="the aggregator refuses a reply that is too long before it is read, and waits for no missing chunk",
-        without="a reply is held whole before its size is checked, and a malformed one ends the run: resume it",
+        without="a reply is held whole before its size is checked, and a malformed one costs those that come with it",
         versions=_TESTED,
         test="tests/engines/flower/test_receive.py",
     ),
