@@ -155,13 +155,34 @@ def test_unsound_maps_are_refused(change: dict[str, Any]) -> None:
         TokenMap(2, 300, **(sound | change))
 
 
-@pytest.mark.parametrize("symbols", [["", "6", "61"], ["", *(f"{byte:02x}" for byte in range(256)), "6162", "7878"]])
-def test_unsound_alphabets_are_refused(symbols: list[str]) -> None:
-    names = sorted(bytes.fromhex(name if len(name) % 2 == 0 else "61") for name in symbols)
-    with pytest.raises(InputError):
-        Alphabet(tuple(names[:100]), (0,) * 100)
-    with pytest.raises(InputError):
-        Alphabet(tuple(reversed(names)), (0,) * len(names))
+BYTES = [bytes([byte]) for byte in range(256)]
+
+
+@pytest.mark.parametrize(
+    ("symbols", "reason"),
+    [
+        ([b"", *BYTES, b"ab", b"abcd"], "prefix"),
+        ([b"", *BYTES[:-1], b"ab", b"ac"], "single bytes"),
+        ([b"", *BYTES[:-1], b"ab"], "single bytes"),
+        ([*BYTES, b"ab"], "empty symbol"),
+        ([b"", *BYTES, b"ab", b"ab"], "rise"),
+        ([b"", *BYTES[::-1]], "rise"),
+        ([b"", *BYTES, *(b"a" * size for size in range(2, 66))], "at most 64 bytes"),
+        ([b"", *BYTES[1:]], "257 to 65536"),
+    ],
+)
+def test_unsound_alphabets_are_refused(symbols: list[bytes], reason: str) -> None:
+    names = symbols if reason == "rise" else sorted(symbols)
+    with pytest.raises(InputError, match=reason):
+        Alphabet(tuple(names), (0,) * len(names))
+
+
+def test_counts_of_an_alphabet_are_one_each_and_small() -> None:
+    names = (b"", *BYTES)
+    assert len(Alphabet(names, (0,) * 257)) == 257
+    for counts in ((0,) * 256, (0,) * 256 + (-1,), (0,) * 256 + (2**32,)):
+        with pytest.raises(InputError, match="count"):
+            Alphabet(names, counts)
 
 
 def serial(**changes: Any) -> str:
