@@ -1,16 +1,18 @@
 """What tiers of aggregators change: labels combined by groups, and their results once more, beside all at once.
 
-    python -m benchmarks.tiers [--nodes 64] [--groups 8] [--seed 0]
+    python -m benchmarks.tiers [--nodes 64] [--groups 8] [--seeds 0,1,2,3,4] [--out out/bench]
 
 Nodes have logits around a common truth, as Gaussian noise; an eighth of them lies by large logits on one token. Groups
 have as many nodes each. A row is a rule, with the mean and the largest distance (total variation) over contexts between
-the two results, and of each to the mixture of the honest nodes.
+the two results, and of each to the mixture of the honest nodes: means over the seeds, the largest of all of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import json
+from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from fpld.rules import combine
 from fpld.types import Decoded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fpld.rules import Rule
 
 CONTEXTS = 256
@@ -68,24 +72,39 @@ def measure(nodes: int, groups: int, seed: int) -> list[Row]:
         flat = np.asarray(combine(rule, mixed))
         tiers = tiered(rule, mixed, groups)
         apart = distances(flat, tiers)
-        row = {"rule": name, "mean distance": apart.mean(), "largest": apart.max()}
-        row["all at once to honest"] = distances(flat, wanted).mean()
-        row["in tiers to honest"] = distances(tiers, wanted).mean()
-        rows.append({key: value if isinstance(value, str) else float(f"{value:.2g}") for key, value in row.items()})
+        row: Row = {"rule": name, "mean": float(apart.mean()), "largest": float(apart.max())}
+        row["flat_to_honest"] = float(distances(flat, wanted).mean())
+        row["tiers_to_honest"] = float(distances(tiers, wanted).mean())
+        rows.append(row)
     return rows
 
 
+def summarized(runs: Sequence[list[Row]]) -> list[Row]:
+    """Return a row for each rule over several seeds."""
+    means: list[Row] = []
+    for rows in zip(*runs, strict=True):
+        row: Row = {"rule": rows[0]["rule"], "largest": max(each["largest"] for each in rows)}
+        row |= {name: mean(each[name] for each in rows) for name in ("mean", "flat_to_honest", "tiers_to_honest")}
+        means.append({name: value if name == "rule" else float(f"{value:.2g}") for name, value in row.items()})
+    return means
+
+
 def main() -> None:
-    """Print the rows."""
+    """Print the rows, and keep them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--groups", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    rows = measure(arguments.nodes, arguments.groups, arguments.seed)
-    sys.stdout.write(f"| {' | '.join(rows[0])} |\n")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where the rows go")
+    a = parser.parse_args()
+    seeds = [int(seed) for seed in a.seeds.split(",")]
+    rows = summarized([measure(a.nodes, a.groups, seed) for seed in seeds])
     for row in rows:
-        sys.stdout.write(f"| {' | '.join(map(str, row.values()))} |\n")
+        print(", ".join(f"{name}: {value}" for name, value in row.items()))
+    a.out.mkdir(parents=True, exist_ok=True)
+    command = f"python -m benchmarks.tiers --nodes {a.nodes} --groups {a.groups} --seeds {a.seeds}"
+    kept = {"command": command, "seeds": seeds, "rows": rows}
+    (a.out / "tiers.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
