@@ -12,8 +12,10 @@ What is read, by name:
     paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
     audits, audit-copies                                        folders of `fpld audit`
     adaptive, refinement                                        out/results
-    speed, growth, pretrained-steps, flower-patches             out/bench
+    speed, growth, pretrained-steps, flower-patches,
+    sampling, tiers                                             out/bench
     fleet                                                       the folder of `python -m benchmarks.fleet --out`
+    written                                                     one with folders of `fpld run PRESET --seeds` in it
 
 `make results` then writes the tables. A file whose rows are rounded says so in a `note`.
 """
@@ -32,7 +34,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fpld.config import read_config
 from fpld.paper.reproduce import REPRODUCTIONS
+from fpld.protocol.wire import payload_of
+from fpld.protocol.written import HEADER as WRITTEN_HEADER
+from fpld.storage.run_folder import CONFIG, NODE_STATE, WRITING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,6 +103,41 @@ def take_nodes(folder: Path) -> Row:
         means.append(mean)
     listed = ",".join(map(str, found["seeds"]))
     return {"command": f"fpld run heterogeneous-models --seeds {listed}", "seeds": found["seeds"], "rows": means}
+
+
+def take_written(folder: Path) -> Row:
+    """Return what the nodes of runs have written: means over seeds, by preset and node.
+
+    The frames are those that the nodes of a finished run have kept. The first token of a sequence is not coded.
+    """
+    commands = []
+    rows = []
+    for path in sorted(folder.glob("*/seeds.json")):
+        preset = path.parent.name
+        seeds = json.loads(path.read_text())["seeds"]
+        commands.append(f"fpld run {preset} --seeds {','.join(map(str, seeds))}")
+        config = read_config(path.parent / f"seed-{seeds[0]}" / CONFIG)[0]
+        for index, node in enumerate(config.nodes):
+            runs = [path.parent / f"seed-{seed}" / "fpld" / "nodes" / str(index) for seed in seeds]
+            counts = [_written_counts(run, config.probe.length) for run in runs]
+            means = {name: statistics.fmean(count[name] for count in counts) for name in counts[0]}
+            rows.append({"preset": preset, "node": node.name, **means})
+    return {"command": "`, `".join(commands), "seeds": seeds, "rows": rows}
+
+
+def _written_counts(node: Path, length: int) -> dict[str, float]:
+    """Return the bits of a node's text and notes in its last frame, and what its check has found."""
+    from safetensors.numpy import load_file
+
+    frame = load_file(node / NODE_STATE)["frame"]
+    _, sequences, text_bytes, notes, _ = WRITTEN_HEADER.unpack_from(payload_of(memoryview(frame.tobytes())))
+    row = json.loads((node / WRITING).read_text())[-1]
+    return {
+        "token_bits": 8 * text_bytes / (sequences * (length - 1)),
+        "note_bits": 16 * notes / (sequences * length),
+        "copied_share": row["copied"] / row["written"],
+        "replaced_share": row["replaced"] / row["sequences"],
+    }
 
 
 def take_students(folder: Path) -> Row:
@@ -273,6 +314,7 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 CODECS = "fpld bench codecs --peers benchmarks.peers --scene gaussian zipf zipf-peaked students-1 students-3"
 TAKEN: dict[str, Callable[[Path], Row]] = {
     "nodes": take_nodes,
+    "written": take_written,
     "equal-bytes": take_students,
     "privacy": take_privacy,
     "audits": take_audits,
@@ -288,6 +330,8 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "fleet": take_study("fleet"),
     "pretrained-steps": take_study("pretrained-steps"),
     "flower-patches": take_study("flower-patches"),
+    "sampling": take_study("sampling"),
+    "tiers": take_study("tiers"),
     "lead": take_csv("lead.csv", "python -m benchmarks.lead --out out/lead"),
     "codecs": take_csv("bench-codecs.csv", f"{CODECS} --bits 0.02,0.05,0.1,0.25,0.5,1,2,4"),
     "labels": take_csv(

@@ -91,6 +91,16 @@ def node_lines(rows: list[Row]) -> list[str]:
     return grid(("node", *head), body)
 
 
+def written_lines(rows: list[Row]) -> list[str]:
+    """Return what the text of each node's model took, and what the node's check found in it."""
+    body = []
+    for row in rows:
+        shares = [f"{100 * row[name]:.1f} %" for name in ("copied_share", "replaced_share")]
+        body.append([f"`{row['preset']}`", row["node"], f"{row['token_bits']:.2f}", f"{row['note_bits']:.2f}", *shares])
+    checked = ("with a run of private tokens, written again", "replaced by public text")
+    return grid(("preset", "node", "bits per token", "bits of notes per context", *checked), body)
+
+
 def student_lines(rows: list[Row]) -> list[str]:
     """Return the lines of students at equal bytes."""
     body = []
@@ -356,11 +366,34 @@ def lead_lines(rows: list[Row]) -> list[str]:
     return grid(("method", "uplink, at most", *(f"{int(count):,} steps" for count in counts)), body)
 
 
-def patch_lines(rows: list[Row]) -> list[str]:
-    """Return what a deployment costs with each choice of patches of Flower, and how soon it heals."""
+def tier_lines(rows: list[Row]) -> list[str]:
+    """Return what combining in tiers changes, a line for each rule."""
+    head = (
+        "rule",
+        "mean distance of tiers to all at once",
+        "largest",
+        "all at once, to the honest nodes",
+        "in tiers, to the honest nodes",
+    )
+    names = ("mean", "largest", "flat_to_honest", "tiers_to_honest")
+    return grid(head, [[f"`{row['rule']}`", *(f"{row[name]:g}" for name in names)] for row in rows])
+
+
+def sampling_lines(rows: list[Row]) -> list[str]:
+    """Return what asking a part of the nodes costs and brings."""
     body = []
     for row in rows:
-        healed = [_healed(row[f"{kind}_kills"]) for kind in ("node", "aggregator")]
+        loss = shown(row["heldout_loss"], row["heldout_se"], 4)
+        body.append([row["asked"], f"{row['rounds']}", loss, f"{row['up_bytes']:,}"])
+    return grid(("asked in a round", "rounds", "held-out loss, nats per token", "up, bytes"), body)
+
+
+def patch_lines(rows: list[Row]) -> list[str]:
+    """Return what a deployment costs with each choice of patches of Flower, and how soon it heals from kills."""
+    kinds = [kind for kind in ("node", "superlink", "aggregator") if any(row[f"{kind}_kills"] for row in rows)]
+    body = []
+    for row in rows:
+        healed = [_healed(row[f"{kind}_kills"]) for kind in kinds]
         moved = [f"{row[name] / 1e3:.1f}" for name in ("up_bytes", "down_bytes")]
         processor = [f"{row[name]:.1f}" for name in ("node_cpu", "aggregator_cpu")]
         memory = [f"{row[name]:,.0f}" for name in ("node_mb", "aggregator_mb")]
@@ -369,8 +402,7 @@ def patch_lines(rows: list[Row]) -> list[str]:
     head = (
         "patches",
         "fixed cost, s",
-        "healing, node, s",
-        "aggregator, s",
+        *(f"healing, {kind}, s" for kind in kinds),
         "up, kB",
         "down, kB",
         "requests",
@@ -390,6 +422,7 @@ def _healed(seconds: list[float | None]) -> str:
 
 LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "nodes": node_lines,
+    "written": written_lines,
     "equal-bytes": student_lines,
     "privacy": privacy_lines,
     "audits": audit_lines,
@@ -403,6 +436,8 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "pretrained-steps": step_lines,
     "lead": lead_lines,
     "flower-patches": patch_lines,
+    "sampling": sampling_lines,
+    "tiers": tier_lines,
     "adaptive": adaptive_lines,
     "refinement": refinement_lines,
     "rules": rule_lines,
