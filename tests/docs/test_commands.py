@@ -24,22 +24,45 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Commands that are run elsewhere, because they take long or need other machines: by which file.
-ELSEWHERE = {
-    "aggregator": "tests/docs/test_tutorials.py",
-    "audit": "tests/audit/test_audit.py",
-    "bench": "tests/bench/test_bench.py",
-    "certs": "tests/docs/test_tutorials.py",
-    "dashboard": "tests/report/test_dashboard.py",
-    "data fetch": "tests/data/test_fetch.py",
-    "init-node": "tests/docs/test_tutorials.py",
-    "node": "tests/docs/test_tutorials.py",
-    "reproduce": "tests/cli/test_cli.py",
-    "run PRESET": "tests/config/test_presets.py",
-    "evaluate NODE": "tests/docs/test_tutorials.py",
-    "check NODE": "tests/engines/flower/test_fault_table.py",
-}
 TUTORIALS = "docs/tutorials/"  # run by tests/docs/test_tutorials.py
+# Commands that are run elsewhere, because they take long or need other machines: by which files, each option with them.
+ELSEWHERE = {
+    "aggregator": ("tests/docs/test_tutorials.py", "tests/engines/flower/test_commands.py"),
+    "audit": ("tests/audit/test_audit.py", "tests/bench/test_bench.py"),
+    "bench": ("tests/bench/test_bench.py",),
+    "certs": ("tests/docs/test_tutorials.py",),
+    "dashboard": ("tests/report/test_dashboard.py",),
+    "data fetch": ("tests/data/test_fetch.py",),
+    "init-node": ("tests/docs/test_tutorials.py", "tests/engines/flower/test_commands.py"),
+    "node": ("tests/docs/test_tutorials.py",),
+    "reproduce": ("tests/cli/test_cli.py",),
+    "run PRESET": ("tests/config/test_presets.py", "tests/cli/test_cli.py"),
+    "evaluate NODE": ("tests/engines/flower/test_evaluate.py",),
+    "check NODE": ("tests/engines/flower/test_fault_table.py",),
+}
+# All that a page shows and that is not run as it stands there: other programs, with the reason, or what does run them.
+NOT_RUN = {
+    ".": "activates an environment of the reader's",
+    "cat": "tests/docs/test_tutorials.py",
+    "cp": "tests/docs/test_tutorials.py",
+    "docker": "needs Docker; tests/engines/flower/test_image.py runs what is in the image",
+    "flower-superlink": "tests/engines/flower/test_app.py",
+    "flower-supernode": "tests/engines/flower/test_app.py",
+    "flwr": "tests/engines/flower/test_app.py",
+    "hf": "needs a hub; tests/data/test_hub.py has one on this machine, with the same library",
+    "kill": "tests/docs/test_tutorials.py",
+    "llama-cli": "tests/students/test_gguf_file.py runs llama.cpp as a library",
+    "llama-quantize": "is a program of llama.cpp that no package index has",
+    "lm_eval": "tests/report/test_lm_eval.py",
+    "mkdir": "tests/docs/test_tutorials.py",
+    "mlflow": "serves a page until it is stopped; tests/federation/test_tracking.py reads the same file",
+    "pip": "needs a package index; tests/test_package.py builds the wheel, `make package` and `make extras` install it",
+    "tensorboard": "serves a page until it is stopped; tests/report/test_export.py reads the same file",
+    "twine": "uploads, or is run by `make package`",
+    "uv": "needs a package index",
+    "vllm": "needs a GPU",
+    "wandb": "needs an account; tests/federation/test_tracking.py runs the library offline",
+}
 STUDENT = '[student]\nkind = "transformer"\nlayers = 1\nwidth = 16\nheads = 2\nlength = 16\nbatch = 4\n\n'
 
 
@@ -62,8 +85,8 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def elsewhere(words: list[str], world: Path) -> str | None:
-    """Return the file that runs such a command, if it is not run here."""
+def elsewhere(words: list[str], world: Path) -> tuple[str, ...] | None:
+    """Return the files that run such a command, if it is not run here."""
     first, *rest = words
     named = [word for word in rest if not word.startswith("-")]
     if first == "run" and (not named or named[0] in presets()):
@@ -93,7 +116,37 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_are_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 60
-    assert all((ROOT / file).exists() for file in ELSEWHERE.values())
+
+
+def source(files: tuple[str, ...]) -> str:
+    """Return the text of tests; to that of the tutorials belong the pages that it runs."""
+    texts = [(ROOT / file).read_text("utf-8") for file in files]
+    if "tests/docs/test_tutorials.py" in files:
+        texts += [page.read_text("utf-8") for page in sorted((ROOT / TUTORIALS).glob("*.md"))]
+    return "\n".join(texts)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=name)
+def test_the_test_that_is_named_for_a_command_has_all_its_options(page: Path) -> None:
+    """Of those that are not run here; `--json` and `--out` are options of all commands."""
+    for words in commands(page):
+        files = elsewhere(words, Path("nowhere")) if words[0] != "evaluate" else None
+        if files is not None:
+            options = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--json", "--out"}
+            text = source(files)
+            assert not {option for option in options if option not in text}, (words, files)
+
+
+def test_every_other_program_of_a_page_is_in_the_list_and_the_other_way_round() -> None:
+    shown = {words[0] for page in PAGES for words in shell(page)} - {"fpld", "make", "python"}
+    named = set()
+    for page in PAGES:
+        spans = re.findall(r"`([a-z][\w-]*|\.) [^`]+`", page.read_text("utf-8"))
+        named |= set(spans) & set(NOT_RUN)
+    assert shown <= set(NOT_RUN), shown - set(NOT_RUN)
+    assert set(NOT_RUN) <= shown | named, set(NOT_RUN) - shown - named
+    for reason in NOT_RUN.values():
+        assert all((ROOT / file).is_file() for file in re.findall(r"tests/[\w/]+\.py", reason)), reason
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -133,17 +186,13 @@ def test_the_commands_of_a_page_run(
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_other_commands_of_a_page_exist(page: Path) -> None:
-    """Targets of make, modules and scripts of Python; `python -c` is run."""
+    """Targets of make; `python -c` is run."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for words in shell(page):
         if words[0] == "make":
             assert set(words[1:]) <= targets, words
-        elif words[:2] == ["python", "-m"]:
-            assert (ROOT / f"{words[2].replace('.', '/')}.py").exists(), words
         elif words[:2] == ["python", "-c"]:
             subprocess.run([sys.executable, "-c", words[2]], check=True, cwd=ROOT, capture_output=True)
-        elif words[0] == "python":
-            assert (ROOT / words[1]).exists() or f'title="{words[1]}"' in page.read_text("utf-8"), words
 
 
 def mentions(file: Path) -> Iterator[list[str]]:
@@ -157,23 +206,69 @@ def mentions(file: Path) -> Iterator[list[str]]:
         yield re.split(r" [>|&] ", " ".join(span.split()))[0].split()
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "wire.md"], ids=name)  # it has keys of hashes
-def test_commands_that_a_page_names_exist(page: Path) -> None:
-    """With their options; what stands for a value of the reader's own is not looked at."""
+def script(page: Path, words: list[str]) -> Path | None:
+    """Return the file that a command of Python runs; None for code, and for a file that the page itself shows."""
+    if words[1] == "-m":
+        module = ROOT / words[2].replace(".", "/")
+        return module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
+    if words[1] == "-c" or f'title="{words[1]}"' in page.read_text("utf-8"):
+        return None
+    return next((path for path in (ROOT / words[1], page.parent / words[1]) if path.exists()), ROOT / words[1])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_scripts_of_python_exist_and_have_the_options(page: Path) -> None:
+    named = [] if page.name == "wire.md" else [*mentions(page)]  # it has keys of hashes
+    for words in [*shell(page), *named]:
+        file = script(page, words) if words[0] == "python" else None
+        if file is not None:
+            assert file.is_file(), words
+            text = file.read_text("utf-8")
+            assert all(f'"{word}"' in text for word in words if word.startswith("--")), words
+
+
+PRESET_COMMANDS = {"run", "check", "plan", "aggregator"}  # a plain word after them is a preset
+
+
+def unknown_presets(words: list[str]) -> list[str]:
+    """Return the plain word after a command that is no preset."""
+    plain = words[1:2] if words[0] in PRESET_COMMANDS and re.fullmatch(r"[a-z][a-z0-9-]*", " ".join(words[1:2])) else []
+    return [word for word in plain if word not in (*presets(), "status")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_presets_that_a_page_names_exist(page: Path) -> None:
+    named = [] if page.name == "wire.md" else [words[1:] for words in mentions(page) if words[0] == "fpld"]
+    for words in [*commands(page), *named]:
+        assert not unknown_presets(words), words
+
+
+def test_a_preset_that_does_not_exist_is_found() -> None:
+    assert unknown_presets(["run", "rival", "--seeds", "0"]) == ["rival"]
+    assert not unknown_presets(["run", "rivals"])
+    assert not unknown_presets(["run", "my.toml"])
+    assert not unknown_presets(["aggregator", "status", "runs/one"])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "wire.md"], ids=name)
+def test_commands_that_a_page_names_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The parser takes them, but for arguments that they leave out; the options exist."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     choices = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
     known = cast("dict[str, ArgumentParser]", choices)
     for words in mentions(page):
         if words[0] == "make":
             assert set(words[1:]) <= targets, words
-        elif words[:2] == ["python", "-m"]:
-            assert words[2] == "fpld" or list(ROOT.glob(f"{words[2].replace('.', '/')}*")), words
-        elif words[0] == "python":
-            assert (ROOT / words[1]).exists() or (page.parent / words[1]).exists(), words
-        elif not words[1].startswith("-"):
+        elif words[0] == "fpld" and not words[1].startswith("-"):
             assert words[1] in known, words
-            options = known[words[1]]._option_string_actions
-            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= set(options), words
+            options = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert options <= set(known[words[1]]._option_string_actions), words
+            try:
+                parser().parse_args([re.sub(r"^[A-Z]$", "3", word) for word in words[1:] if word != "..."])
+            except SystemExit:
+                wrong = capsys.readouterr().err
+                unfinished = words[-1].startswith("--") and "expected one argument" in wrong
+                assert "arguments are required" in wrong or unfinished, (words, wrong)
 
 
 def sections() -> dict[str, type[BaseModel]]:
