@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.kill_lab import Lab, Row, left, table
+from benchmarks.flower_patches import add_kills, chosen, worst
+from benchmarks.kill_lab import KINDS, Lab, Row, left, table
 from tests.engines.flower.conftest import NAMES
 
 if TYPE_CHECKING:
@@ -59,3 +60,12 @@ def test_the_labs_table_counts_what_was_killed() -> None:
         | {"starts besides": 1},
     ]
     assert sorted(left(kept, 2, random.Random(0))) == ["aggregator", "aggregator", "superlink"]
+
+
+def test_kills_of_one_more_deployment_are_added_to_a_choices_row() -> None:
+    row: Row = {**{f"{one}_kills": [1.0] for one in KINDS}, "compared": 5, "same": True}
+    add_kills(row, {**{f"{one}_kills": [2.0, None] for one in KINDS}, "compared": 7, "same": False})
+    assert row == {**{f"{one}_kills": [1.0, 2.0, None] for one in KINDS}, "compared": 12, "same": False}
+    assert worst(row["node_kills"]) == "2.0 (at most 120.0, 3 kills)"
+    assert worst([]) == "none"
+    assert [chosen(choice) for choice in ("none", "auto", "retry")] == ['"none"', '"auto"', '["retry"]']
