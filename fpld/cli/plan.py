@@ -12,36 +12,56 @@ from fpld.cli.arguments import Command, numbers, one_or_each, rates, sizes, word
 from fpld.errors import InputError
 from fpld.planner import PlanInputs, Sender, shortest_deadline
 from fpld.planner.contexts import label_rows
+from fpld.planner.expected import Learning
 from fpld.planner.render import advice, policy_rows, shown_rows, site_rows
+from fpld.planner.sending import expected_rows, shown_expected
 from fpld.registry import allocators, codecs
+from fpld.report.tables import drop_empty_columns
 from fpld.storage.files import write_shared
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from fpld.cli.arguments import Size
     from fpld.cli.output import Output
     from fpld.planner import Forecast
     from fpld.planner.inputs import PlanSource
+    from fpld.planner.privacy import PrivateTraining
 
 _EPILOG = """\
 CONFIG is a TOML file, a preset, or the folder of a (warm-up) run, whose measured noise the plan then uses. Options
 replace what CONFIG has. Lists have commas, and one entry for each node or one for all. Limits are bits per context
 (60bits) or sizes of all that is sent in a round (20MB). A bare number is bits per coordinate, as in the paper. The
+held-out loss is expected from kept runs; give the losses of base and mixture, if you know them, to have it in nats. The
 columns lower and upper are bounds of the loss that quantization adds (KL in nats). Seconds are those of uplinks, side
 by side, without training. Examples:
 
   fpld plan --links 2Mbit/s,2Mbit/s,384kbit/s,256kbit/s --clips 4,4,8,8 --deadline 300 --contexts 16384 --vocab 1024
   fpld plan --links 10Mbit/s,1Mbit/s --clips 1 --deadline 600 --contexts 16384 --vocab 1024 --target 0.001
   fpld plan hospitals --total 2MB --write planned.toml
+  fpld plan hospitals --may-send labels,text,updates --base 3.89 --mixture 3.35
   fpld plan runs/warmup --deadline 120 --out plan.html
   fpld plan --model smollm2-1.7b --nodes 10,100,1000
   fpld plan --epsilon 8,3,1 --units 300,1000,5000 --numbers 32768 --nodes 5
+  fpld plan private-hospitals --epsilon 8,3 --units 700
   fpld plan --codec samples --caps 660kB,660kB,660kB,660kB,660kB --contexts 92160 --vocab 1024 --student 4.3MB
 """
 
 
 _BYTES_PER_WEIGHT = 4
+_UNITS = (300.0, 1000.0, 5000.0)
+_NUMBERS = (1000.0, 32768.0)
+_NODES = 10.0
+_STEPS = 2
+_DELTA = 1e-5
+_LIMITS = ("links", "names", "caps", "weights", "clips", "deadline", "total", "policy", "target", "codec", "channel")
+_LOSSES = ("base", "mixture")
+# What each question uses, besides the option that asks it; anything else is refused.
+_BITS = ("config", *_LIMITS, *_LOSSES, "rounds", "contexts", "vocab", "samples", "peak", "student", "may_send", "time",
+         "out", "write")  # fmt: skip
+_SCALE = ("model", "nodes", "contexts", "rounds", "context_bits", "lora", "lora_layers")
+_PRIVACY = ("config", "epsilon", "units", "numbers", "nodes", "steps", "batch", "delta", *_LOSSES)
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -79,16 +99,29 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add("--codec", metavar="NAME", help=f"one of {', '.join(codecs.names())} (default: CONFIG's, or uniform)")
     add("--student", type=sizes, metavar="SIZE", help="the student's weights, such as 4.3MB, which go down every round")
     add("--target", type=float, metavar="KL", help="the least total and the shortest deadline for a KL of at most this")
-    add("--channel", choices=["wire", "paper"], default="wire", help="honest bytes, or the paper's channel")
+    add("--channel", choices=["wire", "paper"], help="honest bytes, or the paper's channel (default: wire)")
+    add(
+        "--may-send",
+        type=words,
+        metavar="WHAT,...",
+        help="what may leave the nodes, of labels, text and updates (default: what CONFIG sends)",
+    )
+    add("--base", type=float, metavar="LOSS", help="held-out loss of the base model (default: that of a finished run)")
+    add(
+        "--mixture",
+        type=float,
+        metavar="LOSS",
+        help="held-out loss of the mixture of the nodes' models (default: same)",
+    )
+    add("--time", action="store_true", help="estimate the time of the planned run by timing a few steps here")
     add(
         "--model", metavar="MODEL", help="a pretrained model by name or folder: what a federation of it sends and holds"
     )
     add(
         "--nodes",
         type=numbers,
-        default=[10.0],
         metavar="K,...",
-        help="with --model or --epsilon: numbers of nodes (default: 10)",
+        help="with --model or --epsilon: numbers of nodes (default: CONFIG's, or 10)",
     )
     add("--context-bits", type=float, metavar="B", help="with --model: bits of a label (default: 60)")
     add("--lora", type=int, metavar="r", help="with --model: rank of the adapters (default: 8)")
@@ -97,15 +130,20 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--units",
         type=numbers,
-        default=[300.0, 1000.0, 5000.0],
         metavar="N,...",
-        help="with --epsilon: units at a node",
+        help="with --epsilon: units at a node (default: CONFIG's documents, or 300,1000,5000)",
     )
     add(
-        "--numbers", type=numbers, default=[1000.0, 32768.0], metavar="d,...", help="with --epsilon: trained parameters"
+        "--numbers",
+        type=numbers,
+        metavar="d,...",
+        help="with --epsilon: trained parameters (default: CONFIG's, or 1000,32768)",
     )
-    add("--steps", type=int, default=2, help="with --epsilon: private steps in all rounds (default: 2)")
-    add("--delta", type=float, default=1e-5, help="with --epsilon (default: 1e-5)")
+    add("--steps", type=int, help="with --epsilon: private steps in all rounds (default: CONFIG's, or 2)")
+    add(
+        "--batch", type=int, metavar="n", help="with --epsilon: units in a step, on average (default: CONFIG's, or all)"
+    )
+    add("--delta", type=float, help="with --epsilon (default: CONFIG's, or 1e-5)")
     add("--out", type=Path, metavar="FILE.html", help="write the plan as a page")
     add("--write", type=Path, metavar="CONFIG.toml", help="write CONFIG with the plan's bits, for fpld run")
 
@@ -113,20 +151,32 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace, output: Output) -> int:
     """Plan, print, write."""
     if arguments.epsilon is not None:
+        _refuse_unused(arguments, "--epsilon", _PRIVACY)
         return _promises(arguments, output)
     if arguments.model is not None:
+        _refuse_unused(arguments, "--model", _SCALE)
         return _scale(arguments, output)
+    _refuse_unused(arguments, "a plan of bits", _BITS)
     source = _source(arguments)
     if arguments.write is not None and source is None:
         raise InputError("--write needs CONFIG (a TOML file, a preset or a run's folder) for texts and models")
     inputs = _inputs(arguments, source)
     plans = _answers(arguments, inputs, source)
-    tables = [(name, site_rows(plan), policy_rows(plan), label_rows(plan)) for name, plan in plans.items()]
+    tables = [
+        (name, expected_rows(plan), site_rows(plan), policy_rows(plan), label_rows(plan))
+        for name, plan in plans.items()
+    ]
+    chosen = next(iter(plans.values()))
+    time = _time(arguments, source, chosen)
     if output.json:
+        kinds = ("expected", "sites", "policies", "labels")
         rows = [{"table": kind, "answer": name, **row} for name, *parts in tables
-                for kind, part in zip(("sites", "policies", "labels"), parts, strict=True) for row in part]  # fmt: skip
-        output.result("plan", rows)
-    for (name, sites, policies, labels), plan in zip(tables, plans.values(), strict=True):
+                for kind, part in zip(kinds, parts, strict=True) for row in part]  # fmt: skip
+        output.result("plan", rows + ([{"table": "time", "answer": next(iter(plans)), "says": time}] if time else []))
+    for (name, ways, sites, policies, labels), plan in zip(tables, plans.values(), strict=True):
+        output.table(
+            shown_expected(ways), title=f"{name}: what nodes could send in the same bytes, and what is expected of it"
+        )
         output.table(shown_rows(sites, plan), title=f"{name}: bits per {plan.inputs.bit_unit} of each node")
         output.table(
             shown_rows(policies, plan),
@@ -134,9 +184,10 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
         )
         if labels:
             output.table(labels, title=f"{name}: contexts and bits for each, as planned and as would be best")
-        for line in [*advice(plan), *([source.note] if source and source.note else [])]:
+        for line in [*advice(plan), *([source.note] if source and source.note else []), *_bare_numbers(arguments)]:
             output.note(line)
-    chosen = next(iter(plans.values()))
+    if source is not None:
+        output.note(time or f"time: `fpld plan {arguments.config} --time` and `fpld check` estimate it")
     if arguments.out is not None:
         from fpld.planner.render import plan_page
 
@@ -150,29 +201,111 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def _refuse_unused(arguments: argparse.Namespace, question: str, used: tuple[str, ...]) -> None:
+    """Refuse an option that would be ignored."""
+    for name in dict.fromkeys((*_BITS, *_SCALE, *_PRIVACY)):
+        value = getattr(arguments, name)
+        if value is not None and value is not False and name not in used:
+            shown = "CONFIG" if name == "config" else f"--{name.replace('_', '-')}"
+            raise InputError(f"{shown} must be left out: it is not for {question}")
+
+
+def _bare_numbers(arguments: argparse.Namespace) -> list[str]:
+    """Return a line for each limit without a unit: what was understood, and how to write it in bits per context."""
+    bare = {
+        f"--{name} {size.value:g} is taken as bits per coordinate; {size.value:g}bits would be per context": None
+        for name in ("caps", "total")
+        for size in getattr(arguments, name) or []
+        if not (size.in_bytes or size.of_context)
+    }
+    return list(bare)
+
+
+def _time(arguments: argparse.Namespace, source: PlanSource | None, plan: Forecast) -> str:
+    """Return the time of the planned run, if it is asked for; what `fpld check` says of that configuration."""
+    if not arguments.time:
+        return ""
+    if source is None:
+        raise InputError(
+            "--time needs CONFIG (a TOML file, a preset or a run's folder): it times the steps of its model"
+        )
+    from fpld import config as configuration
+    from fpld.baselines import baseline_work
+    from fpld.federation.cost import expected_cost
+    from fpld.planner.inputs import planned_configuration
+
+    config = configuration.parse_config(planned_configuration(source, plan), "the planned configuration")
+    findings = expected_cost(config, baselines=baseline_work(config))
+    return next(finding.says for finding in findings if finding.key == "run.rounds")
+
+
 def _promises(arguments: argparse.Namespace, output: Output) -> int:
-    """Say how loud the noise of promises is beside what there is to learn."""
-    from fpld.privacy import forecast_noise
+    """Say how loud the noise of promises is beside what there is to learn, and what that leaves of the gain."""
+    from fpld.planner.privacy import privacy_rows
 
     rows = []
-    for epsilon in arguments.epsilon:
-        for units in arguments.units:
-            for count in arguments.numbers:
-                for sites in arguments.nodes:
-                    case = {"units": int(units), "numbers": int(count), "sites": int(sites)}
-                    forecast = forecast_noise(epsilon, arguments.delta, steps=arguments.steps, **case)
-                    rows.append({
-                        "epsilon": epsilon,
-                        **case,
-                        "noise": forecast.noise,
-                        "noise_norm": forecast.norm,
-                        "noise_over_signal": forecast.ratio,
-                        "over_sites": forecast.site_ratio,
-                        "units_needed": forecast.units,
-                    })  # fmt: skip
-    title = f"Noise beside the gradient, all units in each of {arguments.steps} steps, delta {arguments.delta:g}"
-    output.result("plan", rows, title=title)
+    for training, gain in _trainings(arguments):
+        rows += privacy_rows(training, arguments.epsilon, gain)
+    if not any(row["gain"] is not None for row in rows):
+        rows = [{name: value for name, value in row.items() if name != "gain"} for row in rows]
+    for row in rows:  # names of earlier versions, which go on working
+        row["sites"] = row["nodes"]
+        row["over_sites"] = row["over_nodes"]
+    shown = drop_empty_columns(
+        [{name: value for name, value in row.items() if name not in ("sites", "over_sites")} for row in rows]
+    )
+    title = "Noise beside the gradient, and the share of the gain without privacy that it leaves"
+    output.result("plan", rows, title=title, shown=shown)
     return 0
+
+
+def _trainings(arguments: argparse.Namespace) -> Iterator[tuple[PrivateTraining, float | None]]:
+    """Yield the trainings that are asked for, and the gain of each without privacy, if that is known."""
+    from fpld.planner.privacy import PrivateTraining, expected_gain, private_training
+
+    if (arguments.base is None) != (arguments.mixture is None):
+        raise InputError("--base and --mixture must be given together for --epsilon: their difference is the gain")
+    gain = None
+    units = arguments.units
+    found = None
+    if arguments.config is not None:
+        source = _source(arguments)
+        if source is None or source.inputs.model_weights is None:
+            raise InputError("--epsilon needs CONFIG with a model whose weights are known, or no CONFIG")
+        for name in ("nodes", "units"):
+            if len(getattr(arguments, name) or [0]) > 1:
+                raise InputError(f"--{name} must be one number with CONFIG")
+        one = None if units is None else int(units[0])
+        found = private_training(source.config, source.inputs.model_weights, units=one)
+        if arguments.base is not None:
+            known = Learning(source.config.distill.steps, base=arguments.base, mixture=arguments.mixture)
+            plan = api.plan(source.inputs, total=source.total)
+            gain = expected_gain(known, contexts=source.inputs.all_contexts, bits=plan.bits.tolist())
+    elif arguments.base is not None:
+        raise InputError("--base and --mixture need CONFIG with --epsilon: contexts and bits give the gain")
+    if found is not None:
+        changes = {"steps": arguments.steps, "batch": arguments.batch, "delta": arguments.delta}
+        found = replace(found, **{name: value for name, value in changes.items() if value is not None})
+        if arguments.nodes is not None:
+            average = round(sum(found.units.values()) / len(found.units))
+            found = replace(found, units=_alike(int(arguments.nodes[0]), average))
+        for count in arguments.numbers or [found.numbers]:
+            yield replace(found, numbers=int(count)), gain
+        return
+    terms = (
+        arguments.steps or _STEPS,
+        arguments.batch,
+        _DELTA if arguments.delta is None else arguments.delta,
+    )
+    for many in units or _UNITS:
+        for count in arguments.numbers or _NUMBERS:
+            for nodes in arguments.nodes or [_NODES]:
+                yield PrivateTraining(_alike(int(nodes), int(many)), int(count), *terms), gain
+
+
+def _alike(nodes: int, units: int) -> dict[str, int]:
+    """Return nodes with equal numbers of units."""
+    return {f"node-{index + 1}": units for index in range(nodes)}
 
 
 def _scale(arguments: argparse.Namespace, output: Output) -> int:
@@ -192,7 +325,7 @@ def _scale(arguments: argparse.Namespace, output: Output) -> int:
         "layers": arguments.lora_layers,
     }
     effort = ScaleSettings(**{name: value for name, value in settings.items() if value is not None})
-    rows = scale_rows(shape, [int(count) for count in arguments.nodes], effort)
+    rows = scale_rows(shape, [int(count) for count in arguments.nodes or [_NODES]], effort)
     title = f"{arguments.model}: {shape.parameters:,} weights, V = {shape.vocab:,}; bytes of a node in all rounds"
     output.result("plan", rows, title=title)
     return 0
@@ -222,9 +355,14 @@ def _inputs(arguments: argparse.Namespace, source: PlanSource | None) -> PlanInp
     changes: dict[str, Any] = {
         name: getattr(arguments, name) for name in ("deadline", "rounds", "samples", "contexts", "vocab", "codec")
     }
-    changes = {name: value for name, value in changes.items() if value is not None} | {"channel": arguments.channel}
+    changes = {name: value for name, value in changes.items() if value is not None} | {
+        "channel": arguments.channel or "wire"
+    }
+    if arguments.may_send is not None:
+        changes["may_send"] = tuple(arguments.may_send)
     if arguments.student is not None:
-        changes["student"] = _student_bytes(arguments)
+        student = _student_bytes(arguments)
+        changes |= {"student": student, "model_weights": round((student or 0.0) / _BYTES_PER_WEIGHT)}
     if source is None:
         for name in ("contexts", "vocab"):
             if name not in changes:
@@ -235,6 +373,11 @@ def _inputs(arguments: argparse.Namespace, source: PlanSource | None) -> PlanInp
         if arguments.names is not None:
             raise InputError("--names is for a plan without CONFIG, which names its nodes itself")
         inputs = replace(source.inputs, **changes)
+    known = {name: value for name in _LOSSES if (value := getattr(arguments, name)) is not None}
+    if known and inputs.learning is None:
+        raise InputError("--base and --mixture must be left out: no loss is forecast for what CONFIG sends")
+    if known and inputs.learning is not None:
+        inputs = replace(inputs, learning=replace(inputs.learning, **known))
     if arguments.peak is not None:
         if not 1 / inputs.vocab <= arguments.peak <= 1:
             raise InputError(f"--peak must be from 1/V = {1 / inputs.vocab:g} to 1, got {arguments.peak:g}")

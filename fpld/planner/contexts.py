@@ -203,7 +203,7 @@ def label_rows(plan: Forecast) -> list[Row]:
     inputs = plan.inputs
     if not inputs.sparse or inputs.written:  # the model was measured on public text
         return []
-    model = _demonstration_model().with_nodes(len(inputs.sites))
+    model = demonstration_model().with_nodes(len(inputs.sites))
     bits = float(plan.bits.mean())
     best = best_contexts(model, inputs.contexts * bits, least_bits=float(inputs.floors().max()))
     extra = model.loss(inputs.contexts, bits) - best.loss
@@ -216,5 +216,6 @@ def label_rows(plan: Forecast) -> list[Row]:
 
 
 @cache
-def _demonstration_model() -> LossModel:
+def demonstration_model() -> LossModel:
+    """Return the model of the demonstration's students."""
     return fit_loss(DEMONSTRATION)

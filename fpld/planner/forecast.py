@@ -33,6 +33,7 @@ POLICIES = ("uniform", "inverse")
 CURVES = "curves"
 """The policy of equal slopes on measured loss curves; in a run it is `estimator = "curves"`."""
 MEGABYTE = 1e6
+_PRIVATE = "no loss is forecast with [privacy]: `fpld plan CONFIG --epsilon` says what its noise leaves of the gain"
 _BISECTION_STEPS = 60  # the precision of float64
 _MAX_DEADLINE_SECONDS = 1e12
 _UNLIMITED_BITS = 32.0  # per coordinate: noise of 2^-64 of the range
@@ -132,19 +133,26 @@ class Forecast:
         """Return what more bits reduce: the noise of the mean target, or the coding loss."""
         return self.noise if self.inputs.sparse or self.inputs.theory else self.coding_loss
 
+    def with_megabyte(self) -> list[Forecast]:
+        """Return, for each site, the plan with one more megabyte a round there, whatever its link."""
+        inputs = self.inputs
+        most = inputs.uplinks.limits().most[LIMIT_KINDS.index("codec")]
+        if inputs.updates is not None:
+            most = inputs.limits().most[inputs.limit_kinds.index("updates")]
+        plans = []
+        for site in range(len(self.bits)):
+            more = self.bits.copy()
+            more[site] = min(more[site] + 8 * MEGABYTE / inputs.units, most[site])
+            plans.append(replace(self, bits=more))
+        return plans
+
     def next_megabyte(self) -> list[float | None]:
         """Return by how much one more megabyte a round at each site would lower the cost, whatever its link."""
         cost = self.cost
         if cost is None:
             return [None] * len(self.bits)
-        most = self.inputs.uplinks.limits().most[LIMIT_KINDS.index("codec")]
-        gains: list[float | None] = []
-        for site in range(len(self.bits)):
-            more = self.bits.copy()
-            more[site] = min(more[site] + 8 * MEGABYTE / self.inputs.all_contexts, most[site])
-            lower_cost = replace(self, bits=more).cost
-            gains.append(None if lower_cost is None else max(cost - lower_cost, 0.0))
-        return gains
+        costs = [plan.cost for plan in self.with_megabyte()]
+        return [None if lower_cost is None else max(cost - lower_cost, 0.0) for lower_cost in costs]
 
     def doubts(self) -> list[str]:
         """Return sentences on what is not forecast: the condition that fails, or the input that is missing."""
@@ -153,7 +161,8 @@ class Forecast:
         if self.inputs.updates is not None:
             return []  # the paper's bounds are of labels
         if self.cost is None:
-            return [_missing_input(self.inputs)]
+            missing = _missing_input(self.inputs)
+            return [missing] if missing else []
         if upper is None or lower is None:
             return []
         doubts = []
@@ -277,9 +286,9 @@ def _by_curves(inputs: PlanInputs, total: float) -> Floats:
 
 
 def _missing_input(inputs: PlanInputs) -> str:
-    """Return a sentence on what would make a forecast possible."""
+    """Return a sentence on what would make a forecast possible; none of labels, whose loss kept runs tell."""
     if inputs.sparse:
-        return "no noise is forecast: give weights, or plan from a finished run"
+        return "" if inputs.learning is not None else _PRIVATE
     if inputs.theory:
         return "no bounds are forecast: give clip levels or weights, or plan from a finished run"
     return (

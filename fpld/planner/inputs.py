@@ -28,6 +28,7 @@ from fpld.data.places import load_probe
 from fpld.errors import BudgetError, InputError
 from fpld.node.spec import base_file
 from fpld.paper.quantize import paper_bits, wire_quantizer
+from fpld.planner.expected import NOTHING_KNOWN, Learning
 from fpld.planner.forecast import Forecast
 from fpld.protocol.shared_prior import estimate_notes_bytes
 from fpld.protocol.updates import count_weights, update_limits
@@ -47,11 +48,14 @@ if TYPE_CHECKING:
     from fpld.budget.limits import Sender
     from fpld.config import Config
     from fpld.federation.record import RoundRecord
+    from fpld.report.run import MethodResult
     from fpld.students.shapes import ModelShape
     from fpld.types import Floats
 
 Channel = Literal["wire", "paper"]
 _BYTE_VOCAB = 256
+_USUAL = "rivals"  # the preset whose model, base and local training kept runs have
+DISCLOSURES = ("labels", "text", "updates")
 _NEGLIGIBLE_CLIP = 1e-9  # a clip level whose noise adds nothing
 
 
@@ -93,8 +97,16 @@ class PlanInputs:
         Whether the sites' dither is stratified. Sites that agree then do better than Theorem 2 allows independent ones.
     student
         Bytes of the weights that a node gets in a round; None if they are not sent, or not known before the run.
+    model_weights
+        Weights of the student that an update has; None if they are not known before the run.
     curves
         Level and rate of each site's loss curve as measured in a run: log loss = level - rate sqrt(bits per context).
+    learning
+        What is known of the student's learning, for the expected loss; None where no kept run tells it.
+    may_send
+        What may leave the nodes, of `labels`, `text` and `updates`; None: what the plan sends.
+    barred
+        What the configuration excludes of these, each with its reason.
     """
 
     sites: tuple[Sender, ...]
@@ -111,6 +123,10 @@ class PlanInputs:
     curves: tuple[tuple[float, float], ...] | None = None
     written: int = 0
     updates: Updates | None = None
+    model_weights: int | None = None
+    learning: Learning | None = NOTHING_KNOWN
+    may_send: tuple[str, ...] | None = None
+    barred: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -128,6 +144,9 @@ class PlanInputs:
         codecs.get(self.codec)
         if self.student is not None:
             validation.real("student", self.student, above=0.0)
+        for name in self.may_send or ():
+            if name not in DISCLOSURES:
+                raise InputError(f"may_send must be of {', '.join(DISCLOSURES)}, got {name!r}")
 
     @property
     def sparse(self) -> bool:
@@ -303,7 +322,9 @@ def read_plan_source(
         sizes = replace(sizes, weights=count_weights(read_state(folder / base_file(config, None))))
     source = _from_config(config, text, sizes)
     sites = len(source.inputs.sites)
-    complete = [each for each in read_run_data(folder).trace if len(each.nodes) == len(each.bits_allotted) == sites]
+    data = read_run_data(folder)
+    source = replace(source, inputs=_with_losses(source.inputs, data.results))
+    complete = [each for each in data.trace if len(each.nodes) == len(each.bits_allotted) == sites]
     if not complete:
         return replace(source, note=f"{folder.name} has no round with all nodes yet: nothing to learn from")
     inputs = calibrate_inputs(source.inputs, complete[-1])
@@ -315,6 +336,17 @@ def read_plan_source(
     which = ": what gives the bound found there" if inputs.theory else ""
     note = f"{what} as measured in round {complete[-1].round} of {folder.name}{which}"
     return replace(source, inputs=inputs, note=note)
+
+
+def _with_losses(inputs: PlanInputs, results: Iterable[MethodResult]) -> PlanInputs:
+    """Set the losses of base and mixture that a finished run measured."""
+    losses = {row.method: row.heldout_loss for row in results}
+    base = losses.get("base")
+    mixture = losses.get("ensemble")
+    if inputs.learning is None or base is None:
+        return inputs
+    known = mixture is not None and mixture < base
+    return replace(inputs, learning=replace(inputs.learning, base=base, mixture=mixture if known else None))
 
 
 def calibrate_inputs(inputs: PlanInputs, record: RoundRecord) -> PlanInputs:
@@ -390,20 +422,22 @@ def planned_configuration(source: PlanSource, plan: Forecast) -> str:
         document: Any = tomlkit.parse(source.text)
     except TOMLKitError as error:
         raise InputError(f"the configuration cannot be edited: {error}") from None
-    forecasts = zip(plan.inputs.sites, plan.bits_per_coordinate, plan.bytes_sent, plan.seconds, strict=True)
+    forecasts = zip(plan.inputs.sites, plan.bits, plan.bytes_sent, plan.seconds, strict=True)
     for node, (site, bits, count, seconds) in zip(document["nodes"], forecasts, strict=True):
-        for limit in ("uplink", "context_bits"):
+        for limit in ("uplink", "bits", "context_bits"):
             node.pop(limit, None)
-        node["bits"] = float(bits) if plan.inputs.updates is None else _capacity_bits(plan.inputs, count)
+        node["context_bits"] = float(bits) if plan.inputs.updates is None else _capacity_bits(plan.inputs, count)
         if site.rate is not None:
-            node["bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")
+            node["context_bits"].comment(f"{show_size(count)} a round, {seconds:.1f} s over {show_rate(site.rate)}")
         if site.clip is not None and not site.ranged:
             node["clip"] = float(site.clip)
     for key in ("total", "context_total", "estimator", "warmup", "forget", "deadline"):
         document.get("budget", {}).pop(key, None)
     document.setdefault("run", tomlkit.table())["rounds"] = plan.inputs.rounds
     document["probe"]["contexts"] = plan.inputs.contexts
-    if source.config.tokenizer.kind == "bpe" and source.config.tokenizer.vocab != plan.inputs.vocab:
+    tokenizer = source.config.tokenizer
+    # V of labels over strings is that of the alphabet.
+    if tokenizer.kind == "bpe" and tokenizer.vocab != plan.inputs.vocab and not source.config.over_strings:
         document.setdefault("tokenizer", tomlkit.table())["vocab"] = plan.inputs.vocab
     text = f"# Planned by fpld plan: {plan.policy} allocation.\n{tomlkit.dumps(document)}"
     configuration.parse_config(text, "the planned configuration")
@@ -411,9 +445,8 @@ def planned_configuration(source: PlanSource, plan: Forecast) -> str:
 
 
 def _capacity_bits(inputs: PlanInputs, size: int) -> float:
-    """Return the limit, in bits per coordinate of a label, of a site whose frame with an update has `size` bytes."""
-    coordinates = inputs.all_contexts * inputs.vocab
-    return math.nextafter(8 * (size - inputs.uplinks.overhead) / coordinates, math.inf)
+    """Return the limit, in bits per context, of a site whose frame with an update has `size` bytes."""
+    return math.nextafter(8 * (size - inputs.uplinks.overhead) / inputs.all_contexts, math.inf)
 
 
 def _from_config(config: Config, text: str, sizes: _Sizes) -> PlanSource:
@@ -432,8 +465,12 @@ def _from_config(config: Config, text: str, sizes: _Sizes) -> PlanSource:
         codec=config.codec.name,
         stratified=config.codec.dither == "stratified",
         written=config.contexts_by_model,
+        learning=_learning(config),
+        barred=_barred_ways(config),
     )
     weights = sizes.weights or _count_weights(config, vocab if tokens is None else tokens, shape)
+    if weights:
+        inputs = replace(inputs, model_weights=weights)
     if config.combine.broadcast == "weights" and weights:
         inputs = replace(inputs, student=config.combine.weight_bits / 8 * weights)
     total = config.budget.bits(vocab)
@@ -444,6 +481,55 @@ def _from_config(config: Config, text: str, sizes: _Sizes) -> PlanSource:
         if total is not None:
             total = min(total * inputs.all_contexts / inputs.units, float(inputs.limits().caps.sum()))
     return PlanSource(config, text, inputs, total)
+
+
+def _learning(config: Config) -> Learning | None:
+    """Return what a configuration says of the student's learning; None with privacy, which no kept run has."""
+    if config.privacy is not None:
+        return None
+    usual, _ = configuration.read_config(_USUAL)
+    pretrained = isinstance(config.student.settings, HuggingFaceConfig)
+    own_models = any(node.differs for node in config.nodes)
+    caveats = []
+    if config.over_strings:
+        caveats.append("no kept run has labels over strings")
+    if config.run.rounds > 1:
+        caveats.append(f"kept runs have one round, this one {config.run.rounds}")
+    if config.combine.rule != "mixture":
+        caveats.append(f"kept runs have the rule 'mixture', this one {config.combine.rule!r}")
+    return Learning(
+        steps=None if pretrained else config.distill.steps * config.run.rounds,
+        own_models=own_models,
+        usual=not own_models and not caveats and _trained_alike(config, usual),
+        caveats=tuple(caveats),
+    )
+
+
+def _trained_alike(config: Config, other: Config) -> bool:
+    """Return whether two configurations have one model, vocabulary, base and local training."""
+    pairs = (
+        (config.student, other.student),
+        (config.tokenizer, other.tokenizer),
+        (config.base, other.base),
+        (config.local, other.local),
+    )
+    return all(mine == others for mine, others in pairs)
+
+
+def _barred_ways(config: Config) -> tuple[tuple[str, str], ...]:
+    """Return what nodes of a configuration cannot send, with the reason that its check gives."""
+    ways: dict[str, dict[str, Any]] = {
+        "labels": {"send": None, "written": None},
+        "text": {"send": None, "written": {"contexts": config.written.contexts if config.written else 1}},
+        "updates": {"send": {"updates": 2.0}},
+    }
+    barred = []
+    for name, keys in ways.items():
+        try:
+            configuration.read_config(config, overrides={**keys, "baselines": {"methods": []}})
+        except InputError as error:
+            barred.append((name, str(error).replace("the configuration: ", "")))
+    return tuple(barred)
 
 
 def _count_weights(config: Config, tokens: int, shape: ModelShape | None) -> int:

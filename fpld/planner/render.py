@@ -10,6 +10,13 @@ import numpy as np
 from fpld import __version__
 from fpld.config import MOST_MESSAGE
 from fpld.planner.forecast import POLICIES, forecast, usual_policy
+from fpld.planner.sending import (
+    expected_rows,
+    megabyte_shares,
+    planned_expectation,
+    sending_advice,
+    shown_expected,
+)
 from fpld.report.charts import Axis, Chart, Series
 from fpld.report.page import render_page, template_environment
 from fpld.report.tables import drop_empty_columns
@@ -22,10 +29,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _CURVE_POINTS = 25
-_LEAST_WRITTEN_BITS = 16.0  # per context: a token takes six to seven of them
-_WRITTEN_SHARE = 7 / 8  # of the contexts, where nodes write
-_LEAST_UPDATE_BITS = 2.0  # per weight
-_BYTES_PER_WEIGHT = 4
 _COSTS = {
     "noise": "noise of the mean target",
     "coding_loss": "coding loss (nats per context)",
@@ -34,8 +37,11 @@ _COSTS = {
 
 
 def plan_charts(plan: Forecast) -> list[Chart]:
-    """Return the figures of a plan: the allocation, and the cost by total if it can be forecast."""
-    return [_allocation_chart(plan), *([] if plan.cost is None else [_cost_chart(plan)])]
+    """Return the figures of a plan: the allocation, and the expected student or the cost by total, where forecast."""
+    charts = [_allocation_chart(plan)]
+    if planned_expectation(plan) is not None:
+        return [*charts, _expected_chart(plan)]
+    return charts if plan.cost is None else [*charts, _cost_chart(plan)]
 
 
 def _allocation_chart(plan: Forecast) -> Chart:
@@ -57,14 +63,9 @@ def _allocation_chart(plan: Forecast) -> Chart:
 
 def _cost_chart(plan: Forecast) -> Chart:
     """Return a chart of the cost against the bytes of a round, from the least that is feasible to the caps."""
-    planned = float(plan.bits.sum())
-    least = max(float(plan.inputs.floors().sum()), planned / 64)
-    most = float(plan.inputs.caps().sum())
-    most = most if np.isfinite(most) else 4 * planned
-    totals = np.geomspace(least, most, _CURVE_POINTS).clip(least, most) if most > least else np.array([least])
     series = []
     for name in compare_policies(plan):
-        plans = [forecast(plan.inputs, name, float(total)) for total in totals]
+        plans = [forecast(plan.inputs, name, total) for total in _totals(plan)]
         costs = [each.cost or math.nan for each in plans]
         series.append(Series(name, "line", [sum(each.bytes_sent) for each in plans], costs))
     series.append(Series("this plan", "dots", [sum(plan.bytes_sent)], [plan.cost or math.nan]))
@@ -83,6 +84,49 @@ def _cost_chart(plan: Forecast) -> Chart:
     )
 
 
+def _totals(plan: Forecast) -> list[float]:
+    """Return totals from the least that is feasible to the caps."""
+    planned = float(plan.bits.sum())
+    least = max(float(plan.inputs.floors().sum()), planned / 64)
+    most = float(plan.inputs.caps().sum())
+    most = most if np.isfinite(most) else 4 * planned
+    totals = np.geomspace(least, most, _CURVE_POINTS).clip(least, most) if most > least else np.array([least])
+    return [float(total) for total in totals]
+
+
+def _expected_chart(plan: Forecast) -> Chart:
+    """Return a chart of the expected student against the bytes of a round, with the range of the plan's policy."""
+    series = []
+    bounds: dict[str, list[float]] = {"low": [], "high": []}
+    for name in compare_policies(plan):
+        pairs = [
+            (sum(each.bytes_sent), expected.share)
+            for each in (forecast(plan.inputs, name, total) for total in _totals(plan))
+            if (expected := planned_expectation(each)) is not None
+        ]
+        sent = [float(count) for count, _ in pairs]
+        series.append(Series(name, "line", sent, [100 * share.value for _, share in pairs]))
+        if name == plan.policy:
+            for end in bounds:
+                bounds[end] = [100 * getattr(share, end) for _, share in pairs]
+    series += [Series(f"90 % range: {end}", "line", series[0].x, values) for end, values in bounds.items()]
+    now = planned_expectation(plan)
+    share = math.nan if now is None else 100 * now.share.value
+    series.append(Series("this plan", "dots", [sum(plan.bytes_sent)], [share]))
+    return Chart(
+        name="expected-by-total",
+        title="Expected student against what is sent in a round",
+        alt=(
+            f"The student is expected to come {series[0].y[0]:.0f} to {series[0].y[-1]:.0f} % of the way from the base "
+            f"to the mixture as the round's bytes grow; this plan {share:.0f} %."
+        ),
+        x=Axis("sent by all nodes in a round (bytes)", "log", "B"),
+        y=Axis("way from base to mixture (%)"),
+        series=series,
+        caption="0 % is the base model, 100 % the mixture of the nodes' models; higher is better.",
+    )
+
+
 def compare_policies(plan: Forecast) -> dict[str, Forecast]:
     """Return the plan, and the other policies at the same total where their allocation differs."""
     names = [name for name in (usual_policy(plan.inputs), *POLICIES) if name != plan.policy]
@@ -98,11 +142,13 @@ def site_rows(plan: Forecast) -> list[Row]:
     others = compare_policies(plan)
     caps = inputs.caps() / inputs.coordinates
     weight_bits = None if inputs.updates is None else inputs.weight_bits(plan.bits)
+    shares = megabyte_shares(plan)
     rows: list[Row] = []
     for i, site in enumerate(inputs.sites):
         rows.append(
             {
                 "site": site.name,
+                "node": site.name,
                 "uplink": None if site.rate is None else show_rate(site.rate),
                 "weight": site.allocation_weight if inputs.sparse or inputs.theory else None,
                 "clip": site.clip_level if inputs.theory else None,
@@ -110,6 +156,7 @@ def site_rows(plan: Forecast) -> list[Row]:
                 "context_bits": float(plan.bits[i]) if weight_bits is None else None,
                 "weight_bits": None if weight_bits is None else weight_bits[i],
                 "cap": float(caps[i]) if np.isfinite(caps[i]) else None,
+                "cap_context_bits": _context_cap(plan, float(caps[i])),
                 "held_by": plan.held_by[i] or None,
                 "round_bytes": plan.bytes_sent[i],
                 "downlink_bytes": inputs.downlink,
@@ -117,25 +164,34 @@ def site_rows(plan: Forecast) -> list[Row]:
                 "down_prior": None if inputs.student is None else inputs.prior_notes or None,
                 "round_seconds": plan.seconds[i],
                 "next_megabyte": plan.next_megabyte()[i],
+                "next_megabyte_share": shares[i],
                 **{name: float(other.bits_per_coordinate[i]) for name, other in others.items() if other is not plan},
             }
         )
     return drop_empty_columns(rows)
 
 
+def _context_cap(plan: Forecast, cap: float) -> float | None:
+    """Return a cap in bits per context; None of updates, whose caps are in bits per weight, or without a cap."""
+    return cap * plan.inputs.coordinates if plan.inputs.updates is None and math.isfinite(cap) else None
+
+
 def shown_rows(rows: list[Row], plan: Forecast) -> list[Row]:
     """Return rows of sites or of policies as a person reads them: nodes, and all bits in bits per context.
 
-    The rows of JSON keep their names and their bits per coordinate.
+    The rows of JSON keep their names and their bits per coordinate too. Where a loss is expected, noise is not shown.
     """
     scale = plan.inputs.coordinates
     scaled = {"cap", "total", *compare_policies(plan)}
-    names = {"site": "node", "total": "total_bits", "held_by": "limited_by"}
+    names = {"total": "total_bits", "held_by": "limited_by", "expected_share": "expected"}
+    hidden = {"site", "bits", "cap_context_bits", "total_context_bits", "expected_low", "expected_high"}
+    if planned_expectation(plan) is not None:
+        hidden |= {"noise", "next_megabyte"}
     return [
         {
             names.get(name, name): value * scale if name in scaled and value is not None else value
             for name, value in row.items()
-            if name != "bits"
+            if name not in hidden
         }
         for row in rows
     ]
@@ -152,8 +208,13 @@ def advice(plan: Forecast) -> list[str]:
     at_cap = {name: limit for name, limit in zip(names, plan.held_by, strict=True) if limit}
     shown = ", ".join(f"{name} ({limit})" for name, limit in at_cap.items())
     lines = [f"at their cap: {shown}" if at_cap else "no node is at its cap"]
-    gains = {name: gain for name, gain in zip(names, plan.next_megabyte(), strict=True) if gain is not None}
-    what = "off the noise of the mean target" if plan.coding_loss is None else "nats off the coding loss"
+    expected = planned_expectation(plan) is not None
+    values = megabyte_shares(plan) if expected else plan.next_megabyte()
+    gains = {name: gain for name, gain in zip(names, values, strict=True) if gain is not None}
+    if expected:
+        gains = {name: 100 * gain for name, gain in gains.items()}
+    what = "nats off the coding loss" if plan.coding_loss is not None else "off the noise of the mean target"
+    what = "% of the way from base to mixture" if expected else what
     free = {name: gain for name, gain in gains.items() if name not in at_cap}
     if free:
         lines.append(_best_gain(free, "within the caps", what))
@@ -161,36 +222,6 @@ def advice(plan: Forecast) -> list[str]:
         lines.append(_best_gain(gains, "if its cap were lifted", what))
     lines += sending_advice(plan)
     return lines + [f"caution: {doubt}" for doubt in [*plan.doubts(), *_oversized_messages(plan)]]
-
-
-def sending_advice(plan: Forecast) -> list[str]:
-    """Return what else sites could send in the same bytes, if they may; docs/results.md has what each teaches.
-
-    Written text is worth its bits once a context has enough of them for a label beside its token. Updates in fewer than
-    two bits per weight make teachers that are worse than their average.
-    """
-    inputs = plan.inputs
-    if not inputs.sparse or inputs.channel == "paper":
-        return []
-    lines = []
-    bits = float(plan.bits.mean())
-    if not inputs.written and bits >= _LEAST_WRITTEN_BITS:
-        written = round(_WRITTEN_SHARE * inputs.contexts)
-        lines.append(
-            f"if text may leave the nodes: [written] contexts = {written} beside probe.contexts = "
-            f"{inputs.contexts - written} takes the same bytes and teaches more"
-        )
-    if inputs.student is not None:
-        weights = inputs.student / _BYTES_PER_WEIGHT
-        affordable = bits * inputs.all_contexts / weights
-        if affordable >= _LEAST_UPDATE_BITS:
-            lines.append(f"if updates may leave the nodes: [send] updates = {affordable:.1f} takes the same bytes")
-        else:
-            size = show_size(len(inputs.sites) * weights * _LEAST_UPDATE_BITS / 8)
-            lines.append(
-                f"if updates may leave the nodes: at {_LEAST_UPDATE_BITS:g} bits per weight they take {size} a round"
-            )
-    return lines
 
 
 def _oversized_messages(plan: Forecast) -> list[str]:
@@ -214,15 +245,21 @@ def _policy_row(name: str, plan: Forecast) -> Row:
     seconds = plan.round_seconds
     sent = sum(plan.bytes_sent)
     down = None if inputs.downlink is None else len(plan.bits) * inputs.downlink
+    expected = planned_expectation(plan)
+    share = None if expected is None else expected.share
     return {
         "policy": name,
         "total": float(plan.bits_per_coordinate.sum()),
+        "total_context_bits": float(plan.bits.sum()) if inputs.updates is None else None,
         "round_bytes": sent,
         "downlink_bytes": down,
         "round_seconds": seconds,
         "rounds": inputs.rounds,
         "all_bytes": inputs.rounds * sent,
         "all_seconds": None if seconds is None else inputs.rounds * seconds,
+        "expected_share": None if share is None else share.value,
+        "expected_low": None if share is None else share.low,
+        "expected_high": None if share is None else share.high,
         "noise": plan.noise,
         "coding_loss": plan.coding_loss,
         **_bracket(plan),
@@ -253,13 +290,18 @@ def plan_section(name: str, plan: Forecast, key: str) -> str:
     tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
     if "round_seconds" in first:
         tiles["uplinks of a round"] = f"{first['round_seconds']:.4g} s"
-    tiles |= {label: f"{first[column]:.3g}" for column, label in _COSTS.items() if first.get(column) is not None}
+    expected = planned_expectation(plan)
+    if expected is not None:
+        tiles["expected held-out loss (90 % range)"] = expected.short
+    else:
+        tiles |= {label: f"{first[column]:.3g}" for column, label in _COSTS.items() if first.get(column) is not None}
     return template_environment().get_template("plan.html.j2").render(
         name=name[:1].upper() + name[1:],
         id=key,
         tiles=tiles,
         advice=advice(plan),
         charts=plan_charts(plan),
+        ways=shown_expected(expected_rows(plan)),
         sites=shown_rows(site_rows(plan), plan),
         policies=shown_rows(policy_rows(plan), plan),
     )  # fmt: skip

@@ -151,19 +151,22 @@ class NoiseForecast(NamedTuple):
 
 
 def forecast_noise(
-    epsilon: float, delta: float, *, units: int, numbers: int, steps: int, sites: int = 1
+    epsilon: float, delta: float, *, units: int, numbers: int, steps: int, sites: int = 1, batch: int | None = None
 ) -> NoiseForecast:
-    """Return how loud the noise is when all of a site's units take part in each step.
+    """Return how loud the noise is beside the gradient.
 
     Parameters
     ----------
     units, numbers
         Of a site: units of text, and trained numbers.
+    batch
+        Units that take part in a step on average; None: all of them. `NoiseForecast.units` is for as large a share.
     """
     for name, value in (("units", units), ("numbers", numbers), ("sites", sites)):
         validation.integer(name, value, least=1)
-    noise = noise_for(epsilon, delta, rate=1.0, steps=steps)
-    whole = noise * math.sqrt(numbers / steps)
+    rate = 1.0 if batch is None else batch / units
+    noise = noise_for(epsilon, delta, rate=rate, steps=steps)
+    whole = noise / rate * math.sqrt(numbers / steps)
     signal = math.sqrt(SIGNAL_SHARE)
     site_ratio = whole / units / signal / math.sqrt(sites)
     return NoiseForecast(noise, whole / units, whole / units / signal, site_ratio, math.ceil(site_ratio * units))

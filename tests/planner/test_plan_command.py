@@ -86,7 +86,7 @@ def test_what_is_written_is_what_runs(
     table = rows(capsys, *arguments, "--caps", "4", "--rounds", "2", "--write", str(planned))
     bits = [row["bits"] for row in table if row["table"] == "sites"]
     config, text = configuration.read_config(planned)
-    assert [node.bits for node in config.nodes] == bits
+    assert [node.context_bits for node in config.nodes] == [row["context_bits"] for row in table if "site" in row]
     assert "# kept comment" in text
     assert config.run.rounds == 2
     planned.write_text(text.replace("[engine]", "[baselines]\nmethods = []\n\n[engine]"))
@@ -165,3 +165,30 @@ def test_nonsense_is_one_line_and_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_refused(arguments, message, capsys)
+
+
+def test_bits_per_context_stand_beside_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON keeps its names and has those of users beside them; a bare number is the paper's, and a line says so."""
+    table = rows(capsys, *PLAN, "--total", "20", "--caps", "8192bits")
+    for row in table:
+        if row["table"] == "sites":
+            assert row["node"] == row["site"]
+            assert row["context_bits"] == pytest.approx(1024 * row["bits"])
+            assert row["cap_context_bits"] == pytest.approx(1024 * row["cap"])
+        if row["table"] == "policies":
+            assert row["total_context_bits"] == pytest.approx(1024 * row["total"]) == pytest.approx(20480)
+    assert main([*PLAN, "--total", "20"]) == 0
+    assert "--total 20 is taken as bits per coordinate; 20bits would be per context" in capsys.readouterr().out
+    assert main([*PLAN, "--total", "20480bits"]) == 0
+    assert "per coordinate" not in capsys.readouterr().out
+
+
+def test_time_is_that_of_the_check(capsys: pytest.CaptureFixture[str], config_file: Path) -> None:
+    """What `fpld check` says of the planned configuration; without the option a line says where to ask."""
+    assert main(["plan", str(config_file)]) == 0
+    assert f"`fpld plan {config_file} --time` and `fpld check` estimate it" in capsys.readouterr().out
+    table = rows(capsys, "plan", str(config_file), "--time")
+    (row,) = [row for row in table if row["table"] == "time"]
+    assert row["says"].startswith("time: about")
+    assert main([*PLAN, "--time"]) == 2
+    assert "--time needs CONFIG" in capsys.readouterr().err

@@ -50,7 +50,7 @@ def test_bits_are_those_of_the_federation() -> None:
     assert table[2]["round_bytes"] == update_bytes(WEIGHTS, 3) + OVERHEAD_BYTES
     assert "context_bits" not in table[0]
     assert not any("text may leave" in line or "no noise" in line for line in advice(plan))
-    assert [chart.y.label for chart in plan_charts(plan)] == ["bits per weight"]
+    assert [chart.y.label for chart in plan_charts(plan)] == ["bits per weight", "way from base to mixture (%)"]
 
 
 def test_a_total_is_shared_out_as_in_the_federation() -> None:
@@ -134,3 +134,27 @@ def test_labels_over_strings_have_an_alphabet(
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert len(row["probe"]) == 64
     assert row["tokenizer"] is None
+
+
+DIFFER = Path(__file__).parents[2] / "docs/tutorials/your-models-differ.md"
+
+
+def test_a_plan_over_strings_changes_no_tokenizer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The tutorial's configuration: V is that of the alphabet, the tokenizer's vocabulary another thing."""
+    file = tmp_path / "differ.toml"
+    file.write_text(DIFFER.read_text("utf-8").partition('title="differ.toml"\n')[2].partition("```")[0])
+    before = load_config(str(file))
+    planned = tmp_path / "planned.toml"
+    found = rows(capsys, "plan", str(file), "--caps", "48bits", "--rounds", "2", "--write", str(planned))
+    after = load_config(str(planned))
+    assert after.tokenizer == before.tokenizer
+    assert after.labels == before.labels
+    assert [node.context_bits for node in after.nodes] == [48.0] * 3
+    assert [node.bits for node in after.nodes] == [None] * 3
+    assert after.run.rounds == 2
+    unchanged = {"nodes", "run"}
+    assert after.model_dump(exclude=unchanged) == before.model_dump(exclude=unchanged)
+    assert {row["sends"] for row in found if row["table"] == "expected"} == {"labels"}
+    lines = advice(forecast(read_plan_source(str(planned)).inputs))
+    assert not any("[written]" in line or "[send]" in line for line in lines)
+    assert any("labels over strings" in line for line in lines)
