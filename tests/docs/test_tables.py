@@ -71,7 +71,7 @@ def rows(name: str) -> dict[str, dict[str, Any]]:
     return {row["method"]: row for row in kept["rows"]}
 
 
-@pytest.mark.parametrize("name", ["rivals", "hospitals", "wikipedia-labels"])
+@pytest.mark.parametrize("name", ["rivals", "hospitals-labels", "wikipedia-labels"])
 def test_the_student_is_ahead_of_fedavg_at_its_best_by_two_standard_errors_for_a_twentieth_of_its_bytes(
     name: str,
 ) -> None:

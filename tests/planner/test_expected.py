@@ -172,7 +172,7 @@ def test_presets_have_what_their_runs_came_to() -> None:
     expected = planned_expectation(forecast(read_plan_source("rivals").inputs))
     assert expected is not None
     assert expected.gain is not None
-    for name in ("rivals", "wikipedia-labels", "hospitals"):
+    for name in ("rivals", "wikipedia-labels", "hospitals-labels"):
         kept = json.loads((ROOT / f"docs/results/{name}.json").read_text())["rows"]
         losses = {row["method"]: row["heldout_loss"] for row in kept}
         assert expected.gain.low < losses["base"] - losses["fpld"] < expected.gain.high
