@@ -8,22 +8,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def make_llama(path: Path, vocab: int, *, text: str = "", seed: int = 0) -> Path:
-    """Write the folder; with a text, a tokenizer of at most `vocab` tokens is trained on it."""
+def make_llama(path: Path, vocab: int, *, text: str = "", seed: int = 0, **sizes: int) -> Path:
+    """Write the folder, with other `sizes` than tiny ones; with a text, a tokenizer of at most `vocab` tokens."""
     import tokenizers
     import torch
     import transformers
 
+    tiny: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+    }
     config = transformers.LlamaConfig(
         vocab_size=vocab,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=32,
         bos_token_id=1,
         initializer_range=0.2,  # the library's 0.02 would leave adapters little to move
         tie_word_embeddings=True,
+        **tiny | sizes,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,9 +1,9 @@
 """What a run takes on this machine: disk, memory and time, estimated before it begins.
 
 The time is that of the work. `Work` counts it: steps of training and distillation, contexts that models predict, write
-and label. `Rates` says what each takes here, timed in a second or two with a model of the run's size. A run's work has
-four parts: what comes before the first round, what nodes do side by side, what the aggregator does alone, and the
-baselines. Workers share all but the first. In a deployment nodes are machines of their own, and the slowest one counts.
+and label. `fpld.federation.rates` says what each takes here. A run's work has four parts: what comes before the first
+round, what nodes do side by side, what the aggregator does alone, and the baselines. Workers share all but the first.
+In a deployment nodes are machines of their own, and the slowest one counts.
 
 Steps are timed with the device, precision and threads of [engine], in one process; several processes of a training
 divide them. Left out are the compiling of kernels (`fpld warm`) and the time that messages take.
@@ -14,45 +14,37 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from fpld import data
 from fpld.config.config import Finding
 from fpld.data.fetch import ARCHIVES, cache_folder
-from fpld.errors import FpldError
+from fpld.errors import FpldError, InputError
 from fpld.federation.preflight import Preflight, file_bytes
 from fpld.federation.prepare import MAX_TAUGHT_CONTEXTS
+from fpld.federation.rates import ModelSize, Rates, measure_rates, pretrained_size, scaled_rates
 from fpld.node.training import computing_with, make_student
 from fpld.progress import show_seconds
-from fpld.students.configs import HuggingFaceConfig
-from fpld.students.generate import write_sequences
-from fpld.target import Target
+from fpld.students.configs import HuggingFaceConfig, TransformerConfig
+from fpld.students.shapes import read_shape
 from fpld.units import show_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fpld.config import Config
-    from fpld.students import Student
 
 MAX_TIMED_PARAMETERS = 20_000_000
 """Parameters of a model that is made only to be timed."""
 MAX_TIMED_BYTES = 1_000_000_000
 """Bytes of the files of a pretrained model that is loaded only to be timed."""
-_TIMED_STEPS = 3
-_LONG_SECONDS = 0.5  # what takes longer is timed once
-_TIMED_SEQUENCES = 128  # that are predicted and written to time it
-_TIMED_PRETRAINED = 8  # the same of a pretrained model
 _START_SECONDS = 3.0  # of a process with PyTorch in it, on a core
 _PROCESS_BYTES = 300_000_000  # of a process with PyTorch in it
 _TRAINING_COPIES = 4  # of a model while it trains: weights, gradients and the two moments of AdamW
 _BUILT_IN_BYTES = 20_000_000  # of the largest corpus that is not an archive
-_CODING_SECONDS = 1.2e-8  # for a coordinate of a label: centred, coded, decoded and combined
 _TOKENIZING_SECONDS = 4e-7  # for a byte of text
 _HELD_COORDINATES = 1 << 24  # of a mixture of models, which are held in memory (`fpld.students.losses`)
 
@@ -93,27 +85,6 @@ class Work:
         return Work(*(times * getattr(self, name) for name in self.__slots__))
 
 
-class Rates(NamedTuple):
-    """Seconds of a step of training, of a step of distillation, and of a context that is predicted, written, labelled.
-
-    >>> Rates(1.0, 2.0, 0.5, 0.1, 0.2).seconds(Work(steps=3, written=10))
-    4.0
-    """
-
-    step: float
-    distillation: float
-    predicted: float
-    written: float
-    labelled: float
-
-    def seconds(self, work: Work, processes: int = 1) -> float:
-        """Return the seconds that an amount of work takes, if so many processes divide each training."""
-        trained = work.steps * self.step + work.distilled * self.distillation + work.taught * self.step
-        return trained / processes + (
-            work.predicted * self.predicted + work.written * self.written + work.labelled * self.labelled
-        )
-
-
 class RunWork(NamedTuple):
     """The work of a run on one machine: before the first round, of nodes side by side, of the aggregator."""
 
@@ -127,10 +98,12 @@ def run_work(config: Config) -> RunWork:
     if config.base is None:
         before = Work()
     else:
-        kinds = {str(node.student) for node in config.nodes if node.differs}
+        # Nodes with the same kind of model share one base of that kind.
+        kinds = {str(node.student): index for index, node in enumerate(config.nodes) if node.differs}
+        models = 1 + sum(relative_size(config, index) for index in kinds.values())
         taught = sum(node.taught for node in config.nodes)
         before = Work(
-            steps=config.base.steps * (1 + len(kinds)), predicted=taught * MAX_TAUGHT_CONTEXTS * (config.base.steps > 0)
+            steps=config.base.steps * models, predicted=taught * MAX_TAUGHT_CONTEXTS * (config.base.steps > 0)
         )
     federation = federation_work(config)
     return RunWork(before, federation.nodes, federation.aggregator)
@@ -159,34 +132,56 @@ def federation_work(config: Config) -> FederationWork:
         written = asked * config.contexts_by_model
         teachers = teacher_contexts(config, config.distill.steps, public, written)
         learning = Work(taught=config.distill.steps, written=written, predicted=teachers + 2 * evaluated)
-        return FederationWork(nodes, learning * rounds)
+        return FederationWork(nodes, learning * rounds + _own_evaluations(config))
     # The aggregator predicts the priors again, and at the end compares two students on all of it.
     contexts = public + asked * config.written_contexts
     aggregator = Work(distilled=config.distill.steps, predicted=3 * contexts + 2 * evaluated)
-    return FederationWork(nodes, aggregator * rounds)
+    return FederationWork(nodes, aggregator * rounds + _own_evaluations(config))
 
 
 def node_work(config: Config, index: int) -> Work:
     """Count the work of a node in all rounds."""
+    node = config.nodes[index]
+    rounds = config.run.rounds
     asked = config.run.asked(len(config.nodes)) / len(config.nodes)
-    steps = Work(steps=_node_steps(config, index) * asked)
+    size = relative_size(config, index)
+    steps = Work(steps=size * config.local.scaled(node.effort).steps * rounds * config.step_cost * asked)
     if config.update_bits is not None:
         return steps
     public = config.probe.contexts
     written = config.written_contexts
     # A node predicts its labels on both kinds of contexts, and with the student the prior of what it has written.
     labels = Work(predicted=public + 2 * written, written=written, labelled=public + written)
-    adopted = Work(distilled=config.nodes[index].differs * config.distill.steps)
-    return steps + labels * (asked * config.run.rounds) + adopted * config.run.rounds
+    return steps + labels * (asked * rounds) + _adoption(config, index)
 
 
-def _node_steps(config: Config, index: int) -> float:
-    """Return the local steps of a node in all rounds, in ordinary steps of the aggregator's student."""
-    node = config.nodes[index]
-    steps = config.local.scaled(node.effort).steps * config.run.rounds * config.step_cost
+def _adoption(config: Config, index: int) -> Work:
+    """Count what a node with a model of another kind learns from the student: before each round but the first.
+
+    After the last round it does so too, then with a step on its own text for each, unless training is private.
+    """
+    if not config.nodes[index].differs:
+        return Work()
+    steps = config.distill.steps * config.run.rounds
+    text = 0 if config.privacy is not None else config.distill.steps
+    predicted = steps * _distilled_contexts(config)
+    return Work(taught=relative_size(config, index) * (steps + text), predicted=predicted)
+
+
+def relative_size(config: Config, index: int) -> float:
+    """Return how much a step of a node's model takes over one of the aggregator's student, by their parameters.
+
+    Those of the vocabulary are left out. A model that has no others looks its logits up, in next to no time.
+    """
+    student = config.nodes[index].student
     shared = config.student.settings.parameters
-    own = shared if node.student is None else node.student.settings.parameters
-    return steps * own / shared if own and shared else float(steps)
+    return 1.0 if student is None or not shared else float(student.settings.parameters / shared)
+
+
+def _distilled_contexts(config: Config) -> int:
+    """Return the contexts of a minibatch of distillation."""
+    batch = config.distill.batch or getattr(config.student.settings, "batch", None) or 1
+    return int(batch) * config.probe.length
 
 
 def teacher_contexts(config: Config, steps: int, public: float, written: float = 0.0) -> float:
@@ -199,49 +194,20 @@ def teacher_contexts(config: Config, steps: int, public: float, written: float =
     once = models * public + written
     if (public + written) * config.tokenizer.vocab <= _HELD_COORDINATES:
         return once
-    batch = int(config.distill.batch or getattr(config.student.settings, "batch", None) or 1)
-    return steps * batch * config.probe.length * once / (public + written)
+    return steps * _distilled_contexts(config) * once / (public + written)
+
+
+def _own_evaluations(config: Config) -> Work:
+    """Count the evaluation of each node's own models: on all texts where models differ, else on the node's."""
+    differ = any(node.differs for node in config.nodes)
+    texts = len(config.nodes) if differ else 1
+    models = 2 if differ or config.run.rounds > 1 else 1
+    return Work(predicted=len(config.nodes) * models * texts * config.data.heldout_tokens)
 
 
 def evaluations(config: Config, count: int) -> Work:
     """Return the work of evaluating so many models on the held-out texts of all nodes."""
     return Work(predicted=count * len(config.nodes) * config.data.heldout_tokens)
-
-
-def measure_rates(config: Config, student: Student, clock: Callable[[], float] = time.perf_counter) -> Rates:
-    """Time a few steps, and some contexts, with a model of the run's size; of a large one a single step."""
-    length = config.probe.length
-    rng = np.random.default_rng(0)
-    text = rng.integers(student.vocab, size=4 * student.window + 64).astype(np.int32)
-    count = _TIMED_PRETRAINED if student.kind == "huggingface" else _TIMED_SEQUENCES
-    sequences = rng.integers(student.vocab, size=(count, length)).astype(np.int32)
-    target = Target.unchanged(sequences.size, student.vocab)
-    batch = config.distill.batch
-
-    def elapsed(act: Callable[[int], object], times: int) -> float:
-        start = clock()
-        act(times)
-        return max(clock() - start, 1e-9) / times
-
-    def timed(act: Callable[[int], object]) -> float:
-        first = elapsed(act, 1)  # with what is done once: memory, threads
-        return first if first > _LONG_SECONDS else elapsed(act, _TIMED_STEPS)
-
-    def predict(times: int) -> None:
-        for _ in range(times):
-            student.logits(sequences)
-
-    def write(times: int) -> None:
-        for _ in range(times):
-            write_sequences(student, sequences[:, 0], length, seed=0)
-
-    step = timed(lambda steps: student.copy().finetune(text, steps=steps, seed=0))
-    distillation = timed(
-        lambda steps: student.copy().distill(sequences, target, steps=steps, seed=0, reference=student, batch=batch)
-    )
-    written = timed(write) if config.contexts_by_model or "feddf-written" in config.baselines.methods else 0.0
-    labelled = _CODING_SECONDS * student.vocab
-    return Rates(step, distillation, timed(predict) / sequences.size, written / sequences.size, labelled)
 
 
 def expected_cost(config: Config, *, baselines: Work) -> Iterator[Finding]:
@@ -251,50 +217,74 @@ def expected_cost(config: Config, *, baselines: Work) -> Iterator[Finding]:
     """
     try:
         vocab = Preflight(config, local=False).vocab
-        reason = _not_timed(config.student.settings, vocab)
-        if reason is None:
-            # Processes of a training divide what one of them takes.
-            with computing_with(replace(config.engine.compute, processes=1, shard=False)):
-                yield from _expected_cost(config, make_student(config.student, vocab, 0), baselines)
-            return
+        # Processes of a training divide what one of them takes.
+        with computing_with(replace(config.engine.compute, processes=1, shard=False)):
+            yield from _expected_cost(config, _timed_model(config, vocab), baselines)
     except (FpldError, OSError) as error:
-        reason = str(error)
-    says = f"time, memory and disk are not estimated: {reason}; `fpld bench training` times the steps of any model"
-    yield Finding("run.rounds", says, wrong=False)
+        says = f"time, memory and disk are not estimated: {error}; `fpld bench training` times the steps of any model"
+        yield Finding("run.rounds", says, wrong=False)
 
 
-def _not_timed(settings: Any, vocab: int) -> str | None:
-    """Return why a model is not made to time its steps; None if it is."""
+class _TimedModel(NamedTuple):
+    """A model's size, a function that times its work, and what to say of how it is done."""
+
+    size: ModelSize
+    rates: Callable[[], Rates]
+    note: str = ""
+
+
+def _timed_model(config: Config, vocab: int) -> _TimedModel:
+    """Make the model of a run to time it, or scale the times of one that is too large for that.
+
+    Raises
+    ------
+    InputError
+        If neither is possible.
+    """
+    settings = config.student.settings
     if isinstance(settings, HuggingFaceConfig):
-        size = _model_bytes(settings.path)
-        if size is None:
-            return f"the model {settings.path} is not on this machine yet"
-        return None if size <= MAX_TIMED_BYTES else f"the model is large ({show_size(size)}), and is not loaded for it"
-    parameters = replace(settings, vocab=vocab).parameters
-    if 0 < parameters <= MAX_TIMED_PARAMETERS:
-        return None
-    return f"the model is large ({parameters:,} parameters), and is not made for it"
+        frozen = _model_bytes(settings.path)
+        if frozen is None:
+            raise InputError(f"the model {settings.path} is not on this machine yet")
+        if frozen > MAX_TIMED_BYTES:
+            return _scaled_model(config, pretrained_size(settings, read_shape(_model_place(settings.path))))
+    else:
+        frozen = 0
+        parameters = replace(settings, vocab=vocab).parameters
+        if not 0 < parameters <= MAX_TIMED_PARAMETERS:
+            if not isinstance(settings, TransformerConfig):
+                raise InputError(f"the model is large ({parameters:,} parameters), and is not made for it")
+            return _scaled_model(config, ModelSize(vocab, parameters, 0, parameters, parameters))
+    student = make_student(config.student, vocab, 0)
+    size = ModelSize(student.vocab, student.parameters, frozen, 0, 0)
+    return _TimedModel(size, partial(measure_rates, config, student))
+
+
+def _scaled_model(config: Config, size: ModelSize) -> _TimedModel:
+    note = f"; the model is large ({size.multiplied:,} weights): its steps are scaled from the rate of a matrix product"
+    return _TimedModel(size, partial(scaled_rates, config, size), note)
 
 
 def _model_bytes(path: str) -> int | None:
     """Return the bytes of a pretrained model's files; None if it would have to be fetched."""
     if path in ARCHIVES and not (cache_folder() / ARCHIVES[path].filename).exists():
         return None
-    from fpld.students.pretrained import locate
-
-    return file_bytes(locate(path))
+    return file_bytes(_model_place(path))
 
 
-def _expected_cost(config: Config, student: Student, baselines: Work) -> Iterator[Finding]:
-    settings = student.config
-    logits = 4 * max(config.probe.contexts, config.written_contexts) * student.vocab
-    trained = 4 * student.parameters
-    size = trained
-    windows = getattr(settings, "batch", 1)
-    if isinstance(settings, HuggingFaceConfig):
-        size += _model_bytes(settings.path) or 0
-        windows = settings.micro
-    batch = 4 * windows * getattr(settings, "length", 1) * student.vocab
+def _model_place(path: str) -> Path:
+    from fpld.students.pretrained import locate  # imports nothing heavy, but makes a model of what is fetched
+
+    return locate(path)
+
+
+def _expected_cost(config: Config, model: _TimedModel, baselines: Work) -> Iterator[Finding]:
+    settings = config.student.settings
+    vocab = model.size.vocab
+    logits = 4 * max(config.probe.contexts, config.written_contexts) * vocab
+    trained = 4 * model.size.trained
+    windows = settings.micro if isinstance(settings, HuggingFaceConfig) else getattr(settings, "batch", 1)
+    batch = 4 * windows * getattr(settings, "length", 1) * vocab
     federations = 1 + ("float32" in config.baselines.methods)
     # Models of each node and of the rounds; the prior's integers, and a node's last frame and reconstruction.
     disk = federations * ((3 * len(config.nodes) + 4) * trained + 2 * logits) + 4 * _text_bytes(config)
@@ -302,7 +292,7 @@ def _expected_cost(config: Config, student: Student, baselines: Work) -> Iterato
     text = f"{show_size(disk)} at most, {show_size(free)} are free"
     yield Finding("run.out", f"disk: {text}", wrong=disk > free)
     workers = config.engine.workers
-    training = size - trained + _TRAINING_COPIES * (trained + batch) + logits // 4
+    training = model.size.frozen + _TRAINING_COPIES * (trained + batch) + logits // 4
     memory = 3 * logits + max(workers, 1) * training + (workers + 1) * _PROCESS_BYTES
     free_memory = _free_memory()
     text = "" if free_memory is None else f", {show_size(free_memory)} are free"
@@ -313,11 +303,12 @@ def _expected_cost(config: Config, student: Student, baselines: Work) -> Iterato
     yield Finding("engine.workers", f"memory: about {show_size(memory)}{text}", wrong=memory > (free_memory or memory))
     if memory > (free_memory or memory):  # the steps that are timed would not fit either
         return
-    rates = measure_rates(config, student)
+    rates = model.rates()
     if config.flower is None:
-        yield Finding("run.rounds", str(estimate_time(config, rates, baselines)), wrong=False)
+        estimate = str(estimate_time(config, rates, baselines))
     else:
-        yield Finding("run.rounds", str(estimate_deployment(config, rates)), wrong=False)
+        estimate = str(estimate_deployment(config, rates))
+    yield Finding("run.rounds", f"{estimate}{model.note}", wrong=False)
 
 
 class TimeEstimate(NamedTuple):
@@ -352,7 +343,8 @@ def estimate_time(config: Config, rates: Rates, baselines: Work) -> TimeEstimate
     # The aggregator has one worker, and the baselines what is free beside it.
     alone = nodes / min(at_once, len(config.nodes)) + aggregator
     rounds = max(alone, (nodes + aggregator + others) / at_once)
-    starts = _START_SECONDS * workers / min(max(workers, 1), os.cpu_count() or 1)
+    started = 1 + workers if "torch" in sys.modules else 0
+    starts = _START_SECONDS * started / max(min(started, os.cpu_count() or 1), 1)
     return TimeEstimate(before, nodes, aggregator, others, before + starts + rounds)
 
 
