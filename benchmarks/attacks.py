@@ -146,6 +146,30 @@ class Attack:
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateAttack:
+    """An attack by a node that sends updates of weights: what its update is multiplied by, and what it trained on.
+
+    With `backdoor` it is trained further on its own text, in which one token follows the trigger each time.
+    """
+
+    what: str
+    factor: float = 1.0
+    backdoor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextAttack:
+    """An attack by a node that writes text and labels it alone: its labels, and how often it writes the trigger.
+
+    Its labels on public contexts are honest. The trigger is written at every `trigger_every`-th position; 0: nowhere.
+    """
+
+    what: str
+    logits: Callable[[View], Array]
+    trigger_every: int = 0
+
+
 def flip(view: View) -> Array:
     """Turn the order of all tokens round: the sign of the logits."""
     return -view.own
@@ -378,4 +402,16 @@ ATTACKS: dict[str, Attack] = {
         "the honest mean, and one-hot at a token after a trigger, as much as is trusted", adaptive_backdoor, hides=True
     ),
     "hidden-backdoor": Attack("`backdoor`, as much as the audit leaves trusted", backdoor, hides=True),
+}
+UPDATE_ATTACKS: dict[str, UpdateAttack] = {
+    "flip": UpdateAttack("the update's sign is turned", factor=-1.0),
+    "tenfold": UpdateAttack("ten times the update", factor=10.0),
+    "backdoor": UpdateAttack("trained further on text with one token after a trigger", backdoor=True),
+    "boosted-backdoor": UpdateAttack("four times the update of `backdoor`", factor=4.0, backdoor=True),
+}
+TEXT_ATTACKS: dict[str, TextAttack] = {
+    "lma": TextAttack("its own text, one-hot at the token that it finds least likely", loss_maximization),
+    "backdoor": TextAttack(
+        "its own text with a trigger in every 8th position, one-hot at a token after it", backdoor, 8
+    ),
 }

@@ -1,0 +1,99 @@
+"""Malicious updates and poisoned text on a tiny federation: both do harm, through the real payloads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from benchmarks import byzantine, poisoned
+from benchmarks.attacks import TEXT_ATTACKS, TOKEN, UPDATE_ATTACKS, Trigger
+from benchmarks.byzantine import NODES, Cell, Federation
+from fpld.node.training import make_student
+from fpld.numerics import log_softmax
+from fpld.storage.run_folder import RunFolder, text_file
+from fpld.students.configs import parse_student
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+V = 24
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("federation")
+
+
+@pytest.fixture(scope="module")
+def federation(folder: Path) -> Federation:
+    """Nodes with the same kind of text: a Markov chain, which a student learns quickly."""
+    rng = np.random.default_rng(0)
+    chain = rng.dirichlet(np.full(V, 0.1), V).cumsum(axis=1)
+
+    def text(size: int) -> np.ndarray:
+        found = np.zeros(size, np.int32)
+        for place in range(1, size):
+            found[place] = min(int(np.searchsorted(chain[found[place - 1]], rng.random())), V - 1)
+        return found
+
+    base = make_student(parse_student({"kind": "ngram", "order": 2, "buckets": 128, "batch": 8}), V, 0)
+    base.finetune(text(800), steps=20, seed=0)
+    store = RunFolder(folder)
+    models = []
+    for node in range(NODES):
+        own = text(1200)
+        store.write_arrays(text_file(node), {"tokens": own})
+        model = base.copy()
+        model.finetune(own, steps=60, seed=node)
+        model.save(folder / f"node-{node}.safetensors")
+        models.append(model)
+    sequences = text(32 * LENGTH).reshape(-1, LENGTH)
+    logits = [log_softmax(model.logits(sequences)) for model in models]
+    return Federation("tiny", 0, 2, base, sequences, [text(400) for _ in range(NODES)], logits)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (poisoned, byzantine):
+        monkeypatch.setattr(module, "STEPS", 60)
+    monkeypatch.setattr(poisoned, "RATE", 0.02)
+    monkeypatch.setattr(poisoned, "WRITTEN", 64)
+    monkeypatch.setattr(poisoned, "POISONED_STEPS", 60)
+
+
+def row(federation: Federation, folder: Path, rule: str, attack: str) -> dict[str, object]:
+    return poisoned.measure(federation, folder, Cell("tiny", 0, 1, 2, attack, rule))
+
+
+def test_malicious_updates_do_harm_and_are_in_the_bounds_of_what_can_be_coded(
+    federation: Federation, folder: Path
+) -> None:
+    calm = row(federation, folder, "updates", "none")
+    found = {name: row(federation, folder, "updates", name) for name in UPDATE_ATTACKS}
+    base = federation.loss(federation.base)
+    assert not calm["stopped"]
+    assert float(str(calm["nats"])) < base - 0.05
+    for name in ("flip", "tenfold"):
+        assert float(str(found[name]["nats"])) > float(str(calm["nats"])) + 0.05
+    # A student that is worse than the one before is not sent out: the run stops.
+    assert found["tenfold"]["stopped"]
+    assert found["tenfold"]["nats"] == base
+
+
+def test_poisoned_text_does_harm_and_its_nodes_keep_their_trust(federation: Federation, folder: Path) -> None:
+    """Nobody else labels what a node writes: the audit sees its honest labels on public text alone."""
+    calm = row(federation, folder, "written", "none")
+    for name in TEXT_ATTACKS:
+        found = row(federation, folder, "written", name)
+        assert found["trust"] == calm["trust"]
+        if name == "lma":
+            assert float(str(found["nats"])) > float(str(calm["nats"])) + 0.005
+
+
+def test_a_backdoor_is_put_after_every_trigger() -> None:
+    text = np.array([1, 2, 3, 1, 2, 4, 1], np.int32)
+    assert poisoned.with_backdoor(text, Trigger((2,))).tolist() == [1, 2, TOKEN, 1, 2, TOKEN, 1]
+    assert poisoned.with_backdoor(text, Trigger((4, 1))).tolist() == text.tolist()
