@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -26,7 +27,7 @@ from fpld.storage.files import canonical_json, read_utf8, write_atomic
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -254,6 +255,17 @@ class ChatTemplate(NamedTuple):
         raise InputError("its chat template must be text, with special tokens by name")
 
 
+@contextmanager
+def _refused_by_library() -> Iterator[None]:
+    """Raise InputError for what the `tokenizers` library does not like; a panic in its Rust code is no Exception."""
+    try:
+        yield
+    except BaseException as error:  # the library raises nothing more specific
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"a tokenizer must be JSON of the tokenizers library, but {error}") from None
+
+
 class PretrainedTokenizer(_LibraryTokenizer):
     """Encode with any tokenizer of the `tokenizers` library; special tokens are not added.
 
@@ -263,10 +275,8 @@ class PretrainedTokenizer(_LibraryTokenizer):
     def __init__(self, serial: str, *, vocab: int | None = None, chat: ChatTemplate | None = None) -> None:
         """Read the library's JSON; `vocab` is the V of the model, which may be larger than the tokenizer's."""
         self.chat = chat
-        try:
+        with _refused_by_library():
             self._backend = tokenizers_library().Tokenizer.from_str(serial)
-        except Exception as error:  # the library raises nothing more specific
-            raise InputError(f"a tokenizer must be JSON of the tokenizers library, but {error}") from None
         self._backend.no_truncation()
         self._backend.no_padding()
         least = int(self._backend.get_vocab_size())
@@ -277,7 +287,8 @@ class PretrainedTokenizer(_LibraryTokenizer):
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of `text`."""
         utf8(text)
-        return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+        with _refused_by_library():
+            return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Return the token ids of each text, encoded in parallel."""

@@ -101,11 +101,12 @@ def test_the_fields_of_a_frame_lie_where_the_page_says() -> None:
     assert plan.run_id == hashlib.blake2b(b"run id", key=plan.run_key, digest_size=16, person=b"fpld v1").digest()
 
 
-@pytest.mark.parametrize("bare", [True, False], ids=["bare", "with prior, tables and written text"])
+@pytest.mark.parametrize("bare", [True, False], ids=["bare", "with prior, tables, written text and a label space"])
 def test_the_digest_of_a_plan_is_that_of_the_parts_that_the_page_lists(bare: bool) -> None:
     learnt: np.ndarray | None = None if bare else np.arange(1, 7, dtype=np.uint16)
     known = None if bare else make_prior(np.linspace(-3, 3, 300).reshape(6, 50))
-    plan = make_plan(slot=1, slots=3, clip=None, written=0 if bare else 12, learnt=learnt, prior=known)
+    space = b"" if bare else bytes(range(32))
+    plan = make_plan(slot=1, slots=3, clip=None, written=0 if bare else 12, learnt=learnt, prior=known, space=space)
     values: dict[str, list[Any]] = {
         "run id, probe digest": [plan.run_id, plan.probe],
         "round, node, m, V": [plan.round, plan.node, plan.contexts, plan.vocab],
@@ -116,6 +117,8 @@ def test_the_digest_of_a_plan_is_that_of_the_parts_that_the_page_lists(bare: boo
         "and the tables by rows": [] if learnt is None else learnt.tolist(),
         "only if the node is to write text: `written` in ASCII": [] if bare else [b"written"],
         "and w, the contexts that it is to write": [] if bare else [plan.written],
+        "only if labels are over strings: `space` in ASCII": [] if bare else [b"space"],
+        "and the digest of the maps of node and student": [] if bare else [plan.space],
     }
     listed = rows("Frame", "part | form")
     assert [part for part, _ in listed] == list(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from fpld.federation.preflight import run_preflight
 from fpld.node.round import answer_task
 from fpld.node.spec import node_specs
 from fpld.protocol.messages import Task
-from fpld.storage.arrays import read_arrays
+from fpld.storage.arrays import dump_arrays, parse_arrays, read_arrays
 from fpld.storage.run_folder import ADOPTED_MODEL, HELDOUT, TOKENIZER, numbered
 from fpld.students.heldout import HeldoutText, read_heldout
 from tests.data.spellings import sentencepiece
@@ -196,10 +197,20 @@ def test_a_plan_with_a_label_space_keeps_its_bytes() -> None:
     assert plan.digest != make_plan().digest
     task = Task(plan, "samples")
     assert Task.from_bytes(task.to_bytes()).plan.space == plan.space
+    assert hashlib.sha256(task.to_bytes()).hexdigest()[:16] == "cc1b71ee4a9a8cd7"
     assert b"space" not in Task(make_plan(), "samples").to_bytes()
     for wrong in (b"short", "text", None):
         with pytest.raises(InputError, match="space"):
             make_plan(space=wrong)
+
+
+def test_a_node_that_knows_of_no_label_space_refuses_the_task() -> None:
+    """As an older node does with `space`: a field of the plan that is unknown is no field to pass over."""
+    arrays, metadata = parse_arrays(Task(make_plan(space=bytes(32)), "samples").to_bytes(), "task")
+    head = json.loads(metadata["task"])
+    head["plan"]["spaces"] = head["plan"].pop("space")
+    with pytest.raises(InputError, match="unexpected keyword argument 'spaces'"):
+        Task.from_bytes(dump_arrays(arrays, {**metadata, "task": json.dumps(head)}))
 
 
 @pytest.mark.parametrize(

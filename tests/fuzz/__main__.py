@@ -24,11 +24,11 @@ def main() -> int:
     if arguments.bounds:  # before numba is imported, and in a cache of their own
         cache = Path(tempfile.gettempdir()) / "fpld-fuzz-kernels"
         os.environ.update(NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(cache))
-    from tests.fuzz import files, sent, wires
+    from tests.fuzz import files, sent, strings, wires
     from tests.fuzz.target import FoundError, run
 
     logging.disable(logging.CRITICAL)
-    every = (*wires.TARGETS, *sent.TARGETS, *files.TARGETS)
+    every = (*wires.TARGETS, *sent.TARGETS, *files.TARGETS, *strings.TARGETS)
     targets = [target for target in every if not arguments.only or target.name in arguments.only]
     seed = int(time.time()) if arguments.seed is None else arguments.seed
     counts: Counter[str] = Counter()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fuzz import files, sent, wires
+from tests.fuzz import files, sent, strings, wires
 from tests.fuzz.target import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TARGETS = {target.name: target for target in (*wires.TARGETS, *sent.TARGETS, *files.TARGETS)}
+TARGETS = {target.name: target for target in (*wires.TARGETS, *sent.TARGETS, *files.TARGETS, *strings.TARGETS)}
 EXAMPLES = {"frames": 4000, "headers": 2000, "payloads": 1000, "events": 60, "tasks": 500, "readers": 60}
 EXAMPLES |= {
     "messages": 200,
@@ -28,6 +28,11 @@ EXAMPLES |= {
     "configs": 200,
     "commands": 60,
     "requests": 150,
+    "places": 300,
+    "alphabets": 500,
+    "maps": 500,
+    "tokenizers": 500,
+    "spaces": 1000,
 }
 
 
