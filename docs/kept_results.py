@@ -7,7 +7,8 @@ What is read, by name:
 
     a preset's name                                             the folder of `fpld run NAME --seeds`
     equal-bytes, rules, leakage, lead, attack-targets,
-    attack-students, attack-guarded, codecs, labels             the folder with the command's CSV
+    attack-students, attack-guarded, attack-poisoned, codecs,
+    labels                                                      the folder with the command's CSV
     privacy                                                     that with privacy-*.csv
     paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
     audits, audit-copies                                        folders of `fpld audit`
@@ -31,6 +32,7 @@ import platform
 import statistics
 import subprocess
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -245,14 +247,15 @@ def take_rules(folder: Path) -> Row:
     return {"command": f"{command} --rules mean,trimmed,median,mixture", "seeds": seeds, "rows": rows}
 
 
-def take_attacks(folder: Path) -> Row:
+def take_attacks(folder: Path, file: str = "attacks.csv") -> Row:
     """Return students under attack, a row for each corpus, number of rounds and of attackers, attack and rule.
 
     `worse` is how much worse a student is than with honest nodes, and `worst` that of the worst seed. `trust` is the
-    largest that an attacker has at the end, and `backdoor` the largest success, over seeds.
+    largest that an attacker has at the end, and `backdoor` the largest success, over seeds. `stopped` counts the seeds
+    in which an attack ended the run: of updates and written text, in poisoned.csv.
     """
     cells: dict[tuple[Any, ...], dict[int, Row]] = {}
-    for row in read_csv(folder / "attacks.csv"):
+    for row in read_csv(folder / file):
         key = row["corpus"], int(row["rounds"]), int(row["malicious"]), row["attack"], row["rule"]
         cells.setdefault(key, {})[int(row["seed"])] = row
     means = []
@@ -275,12 +278,15 @@ def take_attacks(folder: Path) -> Row:
                 "worst": max(worse),
                 "trust": _attackers_trust(attack, malicious, list(found.values())),
                 "backdoor": max(row["backdoor"] for row in found.values()),
+                **({"stopped": sum(int(row["stopped"]) for row in found.values())} if file == "poisoned.csv" else {}),
             }
         )
     order = {corpus: place for place, corpus in enumerate(dict.fromkeys(row["corpus"] for row in means))}
     means.sort(key=lambda row: (order[row["corpus"]], row["rounds"], row["malicious"]))
     names = ",".join(dict.fromkeys(row["rule"] for row in means))
     command = f"python -m benchmarks.byzantine --out out --corpus CORPUS --seed N --rules {names}"
+    if file == "poisoned.csv":
+        command = "python -m benchmarks.poisoned --out out --corpus CORPUS --seed N"
     return {"command": command, "seeds": sorted({seed for row in means for seed in row["seeds"]}), "rows": means}
 
 
@@ -341,6 +347,7 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "attack-targets": take_csv("targets.csv", "python -m benchmarks.byzantine --out out --targets"),
     "attack-students": take_attacks,
     "attack-guarded": take_attacks,
+    "attack-poisoned": partial(take_attacks, file="poisoned.csv"),
 }
 
 

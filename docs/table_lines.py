@@ -318,6 +318,19 @@ def guarded_lines(rows: list[Row]) -> list[str]:
     return grid(("corpus", "rounds", "attack", "seeds", "loss", "worse", "worst seed", "trust", "backdoor"), body)
 
 
+def poisoned_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each attack on updates or on written text."""
+    body = []
+    for row in rows:
+        cells = [f"`{row['corpus']}`", row["rule"], f"`{row['attack']}`", _counted_seeds(row["seeds"])]
+        if row["stopped"]:
+            body.append([*cells, "the run stops", "", f"{row['backdoor']:.0%}"])
+        else:
+            worse = f"{row['worse']:+.3f}" if row["attack"] != "none" else ""
+            body.append([*cells, f"{row['nats']:.3f}", worse, f"{row['backdoor']:.0%}"])
+    return grid(("corpus", "what nodes send", "attack", "seeds", "loss", "worse", "backdoor"), body)
+
+
 def _counted_seeds(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds))
 
@@ -447,6 +460,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "attack-targets": attack_lines,
     "attack-students": attack_lines,
     "attack-guarded": guarded_lines,
+    "attack-poisoned": poisoned_lines,
 }
 
 

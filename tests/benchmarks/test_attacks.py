@@ -150,3 +150,15 @@ def test_an_attack_without_its_honest_runs_is_not_kept(tmp_path: Path) -> None:
     add_row(tmp_path / "attacks.csv", row())
     add_row(tmp_path / "attacks.csv", row(attack="mass", seed=1))
     assert [each["attack"] for each in kept_results.take_attacks(tmp_path)["rows"]] == ["none"]
+
+
+def test_kept_attacks_on_updates_say_which_stop_a_run(tmp_path: Path) -> None:
+    table = tmp_path / "poisoned.csv"
+    for attack, stopped, nats in (("none", 0, 3.0), ("tenfold", 1, 3.5), ("flip", 0, 3.2)):
+        add_row(table, row(attack=attack, rule="updates") | {"nats": nats, "stopped": stopped, "trust": ""})
+    kept = kept_results.take_attacks(tmp_path, "poisoned.csv")
+    assert [each["stopped"] for each in kept["rows"]] == [0, 1, 0]
+    assert kept["command"].startswith("python -m benchmarks.poisoned")
+    lines = table_lines.poisoned_lines(kept["rows"])
+    assert "the run stops" in lines[3]
+    assert "+0.200" in lines[4]
