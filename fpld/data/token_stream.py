@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fpld.types import Array, Arrays, Tokens
 
-_BLOCK_TOKENS = 1 << 22  # of a stream, read at once
+_BLOCK_TOKENS = 1 << 18  # of a stream, read at once: what is computed of them stays in the cache of a core
 _ANSWERS = "answers."  # before the names of the arrays that say which tokens are learnt
 _MAX_DRAWS = 10_000  # of a place, until one is found that is learnt
 _MAX_OPEN_PACKS = 64  # of a stream: a process has a thousand file handles, or fewer
@@ -207,7 +207,7 @@ class TokenStream:
             yield from block.tolist()
 
     def blocks(self, overlap: int = 0) -> Iterator[Tokens]:
-        """Yield the tokens in order, a few million at once, each block with the last `overlap` of the one before."""
+        """Yield the tokens in order, in blocks, each with the last `overlap` tokens of the one before."""
         for start in range(0, max(len(self) - overlap, 1), _BLOCK_TOKENS):
             yield self[start : start + _BLOCK_TOKENS + overlap]
 

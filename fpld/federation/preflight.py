@@ -19,6 +19,7 @@ from fpld.config.paths import SOURCE, model_places, show_place, text_places
 from fpld.data.documents import of_label
 from fpld.data.fetch import ARCHIVES, cache_folder
 from fpld.data.hub import hub_hint
+from fpld.data.stored import is_measured
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import deal, public_documents, read_corpus, sample_public
 from fpld.federation.state import configured_budget, update_budget
@@ -75,8 +76,7 @@ class Preflight:
         corpus, problems = _tried("data.corpus" if config.data.corpus else "data.path", self._documents)
         yield from problems
         if corpus is None:
-            if problems[0].wrong:
-                yield from self._other_paths()
+            yield from self._other_paths() if problems[0].wrong else self._unread_limit()
             return
         public, problems = _tried("probe.source", lambda: self._public(corpus))
         yield from problems
@@ -106,12 +106,37 @@ class Preflight:
         name = config.data.corpus
         if name in ARCHIVES:
             archive = ARCHIVES[name]
+    def _unread_limit(self) -> Iterator[Finding]:
+        """Compare data.limit with texts that are not read, by the sizes of their files."""
+        config = self._config
+        limit = config.data.limit
+        if limit is None:
+            return
+        sizes: dict[str, int] = {}
+        whole = ARCHIVES[config.data.corpus].text if config.data.corpus in ARCHIVES else 0
+        if config.data.path is not None:
+            root = data.text_folder(config.data.path)
+            whole = file_bytes(root)
+            if config.data.split == "label":
+                sizes = {node.name: file_bytes(root / (node.label or node.name)) for node in config.nodes}
+        if self._local:
+            own = ((node.name, node.data) for node in config.nodes if node.data is not None)
+            sizes |= {name: file_bytes(data.text_folder(path)) for name, path in own}
+        left_out = [_left_out(name, size, limit, "data.limit") for name, size in sizes.items()]
+        parts = [part for part in left_out if part]
+        if not sizes:
+            parts = [
+                f"a node uses at most {limit / 1e6:.1f} MB, of {whole / 1e6:.1f} MB of text for all and the public"
+            ]
+        if parts:
+            yield Finding("data.limit", "; ".join(parts), wrong=False)
+
             there = "is large" if (cache_folder() / archive.filename).exists() else "will be fetched"
             raise _UnknownError(
                 f"the corpus {name} {there} ({archive.size / 1e6:.0f} MB): its documents are not looked at"
             )
         if config.data.path is not None:
-            _look(config.data.path)
+            _look(config.data.path, field=config.data.field)
         return read_corpus(config)
 
     def _public(self, corpus: Sequence[Document]) -> Sequence[Document]:
@@ -123,7 +148,8 @@ class Preflight:
                 choices = f"one of the labels {', '.join(labels)} or " if labels else ""
                 hint = hub_hint(config.probe.source, "dataset")
                 raise InputError(f"must be {choices}a path that exists, got {config.probe.source!r}{hint}")
-            _look(config.probe.source)
+            source = config.probe.source
+            _look(source, field=config.data.field, limit=config.probe.limit, limited_by="probe.limit")
             public = public_documents(config, corpus)
         size = data.total_size(sample_public(config, public))
         if size < config.probe.contexts:
@@ -138,7 +164,9 @@ class Preflight:
         for index, node in enumerate(config.nodes):
             key = f"nodes[{index}].{'data' if node.data is not None else 'label' if node.label else 'name'}"
             if node.data is not None:
-                _, problems = _tried(key, partial(_look, node.data))
+                field = node.field or config.data.field
+                look = partial(_look, node.data, field=field, limit=config.data.limit, limited_by="data.limit")
+                _, problems = _tried(key, look)
                 if problems:
                     yield from problems
                     continue
@@ -156,7 +184,7 @@ class Preflight:
         sides = (split.train, split.heldout)
         length = config.probe.length
         for what, side in zip(("training", "held-out"), sides, strict=True):
-            size = sum(document.size + len(data.encoding.SEPARATOR) for document in side)
+            size = data.total_size(side) + len(data.encoding.SEPARATOR) * len(side)
             if size <= length:  # a token is a byte or more
                 raise InputError(f"its {what} text has {size} bytes, no more than a context of {length} tokens")
         self._units(config, split.train, single=split.single)
@@ -338,16 +366,24 @@ def _tried(key: str, what: Callable[[], T]) -> tuple[T | None, list[Finding]]:
         return None, [Finding(key, str(error))]
 
 
-def _look(path: str) -> None:
-    """Refuse a path that is not there; leave a large one for the run."""
+def _look(path: str, *, field: str = "text", limit: int | None = None, limited_by: str = "") -> None:
+    """Refuse a path that is not there; leave a large one whose documents are not in the cache's index for the run."""
     root = data.text_folder(path)
     if not root.exists():
         raise InputError(
             f"{root.absolute()} does not exist: give the path of an existing file or folder{hub_hint(path, 'dataset')}"
         )
     size = file_bytes(root)
-    if size > MAX_READ_BYTES:
-        raise _UnknownError(f"{path} is large ({size / 1e6:.0f} MB): it is not read before the run")
+    if size > MAX_READ_BYTES and not is_measured(path, field=field):
+        left_out = _left_out("of its files", size, limit, limited_by)
+        more = f"; {left_out}" if left_out else ""
+        raise _UnknownError(f"{path} is large ({size / 1e6:.0f} MB): it is not read before the run{more}")
+
+
+def _left_out(name: str, size: int, limit: int | None, limited_by: str) -> str:
+    """Return what a limit leaves out of a text of which only the bytes of its files are known; empty if nothing is."""
+    used = size if limit is None else min(size, limit)
+    return data.TextUse(name, 0, size, used, 0, limited_by).left_out
 
 
 def _missing(key: str, path: str) -> list[Finding]:

@@ -193,7 +193,7 @@ def log_use(use: TextUse) -> None:
     if use.left_out:
         log.warning("%s", use.left_out)
     if use.heldout:
-        log.info("%s: %s of its text is held out", use.name, use.heldout_share)
+        log.info("%s: %s are held out", use.name, use.heldout_share)
 
 
 def record_use(store: RunFolder, *uses: TextUse) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,6 +101,7 @@ def node_text(
     try:
         _check_tokenizers(train, tokenizer, shared)
         encoded = encode_text(train, tokenizer, cache)
+        heldout_tokens = count_tokens(split.heldout, tokenizer, cache)
         held = heldout_text(_first_documents(split.heldout, 8 * part.heldout_tokens), shared, part.heldout_tokens)
     except InputError as error:
         raise InputError(f"node {part.name!r}: {error}") from None
@@ -117,7 +118,8 @@ def node_text(
     if not is_stream(tokens):
         train_bytes = tokenizer.text_bytes(tokens)
     heldout_bytes = shared.text_bytes(held.counted)
-    return NodeText(tokens, encoded.lengths, groups, held, train_bytes, heldout_bytes, split.use, encoded.answers)
+    use = replace(split.use, tokens=len(tokens) + heldout_tokens, heldout_tokens=heldout_tokens)
+    return NodeText(tokens, encoded.lengths, groups, held, train_bytes, heldout_bytes, use, encoded.answers)
 
 
 def _check_tokenizers(documents: Sequence[Document], tokenizer: Tokenizer, shared: Tokenizer) -> None:
@@ -134,6 +136,12 @@ def encode_text(documents: Sequence[Document], tokenizer: Tokenizer, cache: Path
         encoded = _encode(documents, ChatTokenizer(tokenizer), cache)
         return encoded._replace(answers=_encode(documents, ChatTokenizer(tokenizer, answers=True), cache).tokens)
     return _encode(documents, tokenizer, cache)
+
+
+def count_tokens(documents: Sequence[Document], tokenizer: Tokenizer, cache: Path | None = None) -> int:
+    """Return how many tokens documents have; those of texts in files stay in the cache."""
+    reader = ChatTokenizer(tokenizer) if are_chats(documents) else tokenizer
+    return int(_encode(documents, reader, cache).lengths.sum())
 
 
 def _encode(

@@ -79,6 +79,8 @@ class TextUsed(_FileRecord):
     used: int = Field(ge=1)
     heldout: int = Field(ge=0)
     key: ShortText
+    tokens: int | None = Field(default=None, ge=1)
+    heldout_tokens: int | None = Field(default=None, ge=0)
 
     @property
     def use(self) -> TextUse:

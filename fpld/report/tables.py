@@ -98,7 +98,7 @@ def node_rows(run: RunData) -> list[Row]:
     last = run.trace[-1] if run.trace else None
     weights = (last.node_weights if last else None) or []
     losses = last.heldout_by_node if last else []
-    heldout = {use.name: use.heldout / use.used for use in run.texts if use.heldout}
+    heldout = {use.name: use.heldout_fraction for use in run.texts if use.heldout}
     rows: list[Row] = []
     for i, name in enumerate(run.nodes):
         answered = [record for record in run.trace if name in record.nodes]

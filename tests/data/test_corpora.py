@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from fpld.data import corpus
+from fpld.data import corpus, total_size
 from fpld.data.corpora import ENWIK8_BYTES, ERAS, SPECIALTIES, _blocks, _medline, era, specialty
+from fpld.data.fetch import ARCHIVES
 from fpld.errors import InputError, MissingExtraError
 
 ARTICLE = """<PubmedArticle><MedlineCitation><PMID Version="1">{pmid}</PMID><Article>{abstract}
@@ -94,7 +95,9 @@ def test_unknown_corpus() -> None:
 
 @pytest.mark.slow
 def test_pubmed() -> None:
-    count = Counter(document.label for document in corpus("pubmed"))
+    documents = corpus("pubmed")
+    assert total_size(documents) == ARCHIVES["pubmed"].text
+    count = Counter(document.label for document in documents)
     assert set(count) == {*SPECIALTIES, "general"}
     assert sum(count.values()) == 12_186
     assert min(count.values()) == count["cardiology"] == 358
@@ -104,11 +107,12 @@ def test_pubmed() -> None:
 def test_wikipedia() -> None:
     documents = corpus("wikipedia")
     assert len(documents) == 10_033
+    assert total_size(documents) == ARCHIVES["wikipedia"].text
     assert len({document.label for document in documents}) == 12
 
 
 @pytest.mark.slow
 def test_enwik8() -> None:
     documents = corpus("enwik8")
-    assert sum(document.size for document in documents) == pytest.approx(ENWIK8_BYTES, abs=4)
+    assert total_size(documents) == ARCHIVES["enwik8"].text == pytest.approx(ENWIK8_BYTES, abs=4)
     assert {document.label for document in documents} == {f"part-{tenth}" for tenth in range(10)}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -161,7 +162,8 @@ def test_a_long_document_is_split_rather_than_held_out_whole() -> None:
 def test_what_is_left_out_is_said() -> None:
     use = TextUse("north", 3, 13_000_000, 4_000_000, 600_000, "data.limit")
     assert use.left_out == "north: 4.0 of 13.0 MB used (data.limit)"
-    assert use.heldout_share == "15.0%"
+    assert use.heldout_share == "15.0% of the bytes"
+    assert replace(use, tokens=1000, heldout_tokens=162).heldout_share == "16.2% of the tokens"
     assert not TextUse("north", 3, 13, 13, 2, "data.limit").left_out
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fpld.cli import main
+from fpld.data import read_documents, stored
+from fpld.federation import preflight
+from fpld.federation.preflight import file_bytes
 from tests.federation.conftest import CONFIG, WORDS, write_texts
 from tests.tiny_llama import make_llama
 
@@ -202,6 +206,31 @@ def test_a_start_that_fails_names_all_and_leaves_no_folder(place: Path, capsys: 
     assert main(["run", str(file), "--out", str(place / "out")]) == 2
     assert "more than the text has merges for" in capsys.readouterr().err
     assert not (place / "out").exists()
+
+
+def test_what_a_limit_leaves_out_of_a_large_text_is_said_by_its_files(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read: the sizes are those of the files, or of the index, once a run has counted the documents."""
+    monkeypatch.setenv("FPLD_CACHE", str(tmp_path))
+    monkeypatch.setattr(preflight, "MAX_READ_BYTES", 2000)
+    file = write(place, [("heldout = 0.25", "heldout = 0.25\nlimit = 2000")])
+    says = {row["key"]: row["says"] for row in found(capsys, file, 0)}
+    sizes = {name: file_bytes(place / "texts" / name) for name in ("north", "east", "south")}
+    parts = [f"{name}: 2.0 of {size / 1e3:.1f} kB used (data.limit)" for name, size in sizes.items()]
+    assert says["data.limit"] == "; ".join(parts)
+    own = write(place, [('"north"', '"north"\ndata = "{folder}/texts/east"'), ("heldout = 0.25", "limit = 2000")])
+    says = {row["key"]: row["says"] for row in found(capsys, own, 0)}
+    assert f"north: 2.0 of {sizes['east'] / 1e3:.1f} kB used" in says["data.limit"]
+    assert "is not read before the run" in says["data.path"]
+    monkeypatch.setattr(stored, "MAX_IN_MEMORY_BYTES", 1000)
+    for text in (place / "texts").rglob("*.txt"):
+        os.utime(text, (time.time() - 60, time.time() - 60))
+    read_documents(place / "texts")
+    file = write(place, [("heldout = 0.25", "heldout = 0.25\nlimit = 2000")])
+    says = {row["key"]: row["says"] for row in found(capsys, file, 0)}
+    assert says["nodes[0].name"].startswith("north: 6 documents")
+    assert f"north: 2.0 of {sizes['north'] / 1e3:.1f} kB used (data.limit)" in says["nodes[0].name"]
 
 
 def test_a_single_file_is_a_node(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,7 +242,7 @@ def prepare_run(request: Request) -> None:
     with _logged_progress(request.site, 0):
         text = node_text(spec, request.site.documents(), tokenizer, limited_by, cache, shared=shared)
     append_log(request.site.folder, f"the tokens of the text are in {cache}, for all runs")
-    for line in (text.use.left_out, f"{text.use.heldout_share} of the text that is used is held out"):
+    for line in (text.use.left_out, f"{text.use.heldout_share} are held out"):
         if line:
             append_log(request.site.folder, line)
     folder.write_json(NODE_SPEC, spec.model_dump(mode="json"))
