@@ -244,7 +244,7 @@ def _promises(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.planner.privacy import privacy_rows
 
     rows = []
-    for training, gain in _trainings(arguments):
+    for training, gain in _trainings(arguments, output):
         rows += privacy_rows(training, arguments.epsilon, gain)
     if not any(row["gain"] is not None for row in rows):
         rows = [{name: value for name, value in row.items() if name != "gain"} for row in rows]
@@ -259,7 +259,7 @@ def _promises(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _trainings(arguments: argparse.Namespace) -> Iterator[tuple[PrivateTraining, float | None]]:
+def _trainings(arguments: argparse.Namespace, output: Output) -> Iterator[tuple[PrivateTraining, float | None]]:
     """Yield the trainings that are asked for, and the gain of each without privacy, if that is known."""
     from fpld.planner.privacy import PrivateTraining, expected_gain, private_training
 
@@ -276,7 +276,8 @@ def _trainings(arguments: argparse.Namespace) -> Iterator[tuple[PrivateTraining,
             if len(getattr(arguments, name) or [0]) > 1:
                 raise InputError(f"--{name} must be one number with CONFIG")
         one = None if units is None else int(units[0])
-        found = private_training(source.config, source.inputs.model_weights, units=one)
+        with output.progress("counting the nodes' documents", 1):
+            found = private_training(source.config, source.inputs.model_weights, units=one)
         if arguments.base is not None:
             known = Learning(source.config.distill.steps, base=arguments.base, mixture=arguments.mixture)
             plan = api.plan(source.inputs, total=source.total)

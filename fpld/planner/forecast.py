@@ -25,6 +25,7 @@ from fpld.units import show_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fpld.planner.expected import Expectation
     from fpld.planner.inputs import PlanInputs
     from fpld.types import Floats
 
@@ -127,6 +128,13 @@ class Forecast:
             return None
         levels, rates = np.array(self.inputs.curves).T
         return float(np.exp(levels - rates * np.sqrt(self.bits)).mean())
+
+    @property
+    def expected(self) -> Expectation | None:
+        """Return the student to expect, by kept runs; None where they tell nothing of what is sent."""
+        from fpld.planner.sending import planned_expectation
+
+        return planned_expectation(self)
 
     @property
     def cost(self) -> float | None:

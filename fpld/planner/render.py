@@ -13,7 +13,7 @@ from fpld.planner.forecast import POLICIES, forecast, usual_policy
 from fpld.planner.sending import (
     expected_rows,
     megabyte_shares,
-    planned_expectation,
+    missing_runs,
     sending_advice,
     shown_expected,
 )
@@ -39,7 +39,7 @@ _COSTS = {
 def plan_charts(plan: Forecast) -> list[Chart]:
     """Return the figures of a plan: the allocation, and the expected student or the cost by total, where forecast."""
     charts = [_allocation_chart(plan)]
-    if planned_expectation(plan) is not None:
+    if plan.expected is not None:
         return [*charts, _expected_chart(plan)]
     return charts if plan.cost is None else [*charts, _cost_chart(plan)]
 
@@ -102,7 +102,7 @@ def _expected_chart(plan: Forecast) -> Chart:
         pairs = [
             (sum(each.bytes_sent), expected.share)
             for each in (forecast(plan.inputs, name, total) for total in _totals(plan))
-            if (expected := planned_expectation(each)) is not None
+            if (expected := each.expected) is not None
         ]
         sent = [float(count) for count, _ in pairs]
         series.append(Series(name, "line", sent, [100 * share.value for _, share in pairs]))
@@ -110,7 +110,7 @@ def _expected_chart(plan: Forecast) -> Chart:
             for end in bounds:
                 bounds[end] = [100 * getattr(share, end) for _, share in pairs]
     series += [Series(f"90 % range: {end}", "line", series[0].x, values) for end, values in bounds.items()]
-    now = planned_expectation(plan)
+    now = plan.expected
     share = math.nan if now is None else 100 * now.share.value
     series.append(Series("this plan", "dots", [sum(plan.bytes_sent)], [share]))
     return Chart(
@@ -185,7 +185,7 @@ def shown_rows(rows: list[Row], plan: Forecast) -> list[Row]:
     scaled = {"cap", "total", *compare_policies(plan)}
     names = {"total": "total_bits", "held_by": "limited_by", "expected_share": "expected"}
     hidden = {"site", "bits", "cap_context_bits", "total_context_bits", "expected_low", "expected_high"}
-    if planned_expectation(plan) is not None:
+    if plan.expected is not None:
         hidden |= {"noise", "next_megabyte"}
     return [
         {
@@ -203,14 +203,14 @@ def policy_rows(plan: Forecast) -> list[Row]:
 
 
 def advice(plan: Forecast) -> list[str]:
-    """Return sentences on what the tables do not show: sites at their cap, the next megabyte, doubts."""
+    """Return sentences on what to expect and to send, on sites at their cap, on the next megabyte, and doubts."""
     names = [site.name for site in plan.inputs.sites]
     at_cap = {name: limit for name, limit in zip(names, plan.held_by, strict=True) if limit}
     shown = ", ".join(f"{name} ({limit})" for name, limit in at_cap.items())
-    lines = [f"at their cap: {shown}" if at_cap else "no node is at its cap"]
-    expected = planned_expectation(plan) is not None
+    lines = [*sending_advice(plan), f"at their cap: {shown}" if at_cap else "no node is at its cap"]
+    expected = plan.expected is not None
     values = megabyte_shares(plan) if expected else plan.next_megabyte()
-    gains = {name: gain for name, gain in zip(names, values, strict=True) if gain is not None}
+    gains = {name: gain for name, gain in zip(names, values, strict=True) if gain}
     if expected:
         gains = {name: 100 * gain for name, gain in gains.items()}
     what = "nats off the coding loss" if plan.coding_loss is not None else "off the noise of the mean target"
@@ -220,8 +220,8 @@ def advice(plan: Forecast) -> list[str]:
         lines.append(_best_gain(free, "within the caps", what))
     if gains and (not free or max(gains.values()) > max(free.values())):
         lines.append(_best_gain(gains, "if its cap were lifted", what))
-    lines += sending_advice(plan)
-    return lines + [f"caution: {doubt}" for doubt in [*plan.doubts(), *_oversized_messages(plan)]]
+    doubts = [*missing_runs(plan), *plan.doubts(), *_oversized_messages(plan)]
+    return lines + [f"caution: {doubt}" for doubt in doubts]
 
 
 def _oversized_messages(plan: Forecast) -> list[str]:
@@ -245,7 +245,7 @@ def _policy_row(name: str, plan: Forecast) -> Row:
     seconds = plan.round_seconds
     sent = sum(plan.bytes_sent)
     down = None if inputs.downlink is None else len(plan.bits) * inputs.downlink
-    expected = planned_expectation(plan)
+    expected = plan.expected
     share = None if expected is None else expected.share
     return {
         "policy": name,
@@ -290,7 +290,7 @@ def plan_section(name: str, plan: Forecast, key: str) -> str:
     tiles = {"total of a round": show_size(first["round_bytes"]), "total of all rounds": show_size(first["all_bytes"])}
     if "round_seconds" in first:
         tiles["uplinks of a round"] = f"{first['round_seconds']:.4g} s"
-    expected = planned_expectation(plan)
+    expected = plan.expected
     if expected is not None:
         tiles["expected held-out loss (90 % range)"] = expected.short
     else:

@@ -122,9 +122,9 @@ def recommend(ways: Sequence[Way], may_send: Sequence[str]) -> Way | None:
 
 
 def sending_advice(plan: Forecast) -> list[str]:
-    """Return the forecast, the recommendation, what would be better if more may leave the nodes, and doubts."""
+    """Return the forecast, the recommendation, and what would be better if more may leave the nodes."""
     ways = rank_ways(plan)
-    if not ways or plan.inputs.learning is None:
+    if not ways:
         return []
     may_send = allowed_disclosures(plan)
     planned = planned_expectation(plan)
@@ -139,8 +139,16 @@ def sending_advice(plan: Forecast) -> list[str]:
         better = way.expected is not None and way.expected.share.value > least
         if more and not way.barred and (better or way.short_of_bits):
             lines.append(f"if {' and '.join(more)} may leave the nodes: {way}")
-    doubts = () if planned is None else planned.doubts
-    return lines + [f"caution: {doubt}" for doubt in (*doubts, *plan.inputs.learning.caveats)]
+    return lines
+
+
+def missing_runs(plan: Forecast) -> list[str]:
+    """Return sentences on what of the plan no kept run has."""
+    learning = plan.inputs.learning
+    if not _can_forecast(plan.inputs) or learning is None:
+        return []
+    planned = planned_expectation(plan)
+    return [*(() if planned is None else planned.doubts), *learning.caveats]
 
 
 def expected_rows(plan: Forecast) -> list[Row]:
@@ -191,7 +199,7 @@ def shown_expected(rows: list[Row]) -> list[Row]:
         if unit is not None:
             line["held-out loss" if unit == "loss" else "below base"] = _span(row, unit, "{:.2f}")
         notes = [name for name in ("planned", "recommended") if row[name]]
-        shown.append({**line, "": ", ".join(notes) or None})
+        shown.append({**line, "note": ", ".join(notes) or None})
     return shown
 
 

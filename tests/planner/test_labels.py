@@ -16,6 +16,7 @@ from fpld.codecs.prior import block_ranges
 from fpld.errors import InputError
 from fpld.planner import PlanInputs, Sender, forecast, least_total
 from fpld.planner.contexts import DEMONSTRATION, best_contexts, fit_loss, label_rows
+from fpld.planner.inputs import read_plan_source
 from fpld.planner.render import advice, policy_rows, site_rows
 from fpld.protocol.shared_prior import collect_notes, estimate_notes_bytes, round_blocks
 from tests.federation.conftest import config_file
@@ -117,7 +118,7 @@ def test_a_run_learns_weights_and_the_planner_learns_from_the_run(
 ) -> None:
     """Warm-up, then bits by the square roots of noise x bits; the trace, the planner's noise and its downlink agree."""
     text = config_file.read_text().replace(
-        "[engine]", '[codec]\nname = "samples"\n\n[baselines]\nmethods = []\n\n[engine]'
+        "[engine]", '[codec]\nname = "samples"\n\n[baselines]\nmethods = ["ensemble"]\n\n[engine]'
     )
     text = text.replace("bits = 1.5", "bits = 4.0") + '\n[budget]\ntotal = 0.6\nestimator = "distortion"\n'
     config_file.write_text(text)
@@ -129,6 +130,10 @@ def test_a_run_learns_weights_and_the_planner_learns_from_the_run(
         weights = np.array(before["noise"]) * np.array(before["bits_allotted"])
         assert before["weights"] == pytest.approx(256 * weights)
         assert after["bits_allotted"] == pytest.approx(0.6 * np.sqrt(weights) / np.sqrt(weights).sum(), rel=1e-6)
+    losses = {row["method"]: row["heldout_loss"] for row in json.loads((tmp_path / "run/result.json").read_text())}
+    learning = read_plan_source(str(tmp_path / "run")).inputs.learning
+    assert learning is not None
+    assert (learning.base, learning.mixture) == (losses["base"], losses["ensemble"])
     table = rows(capsys, "plan", str(tmp_path / "run"), "--total", "0.6")
     sites = [row for row in table if row["table"] == "sites"]
     assert [row["downlink_bytes"] for row in sites] == [max(third["node_downlink_bytes"])] * 3
