@@ -6,8 +6,11 @@ import io
 import json
 import logging
 import os
+import resource
 import signal
 import struct
+import subprocess
+import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +28,13 @@ from fpld.errors import InputError, ResourceError, StorageError
 from fpld.federation.state import _read_trace
 from fpld.protocol import Settings
 from fpld.protocol.spool import Spool
-from fpld.report.page import template_environment
+from fpld.report.page import run_section, template_environment
+from fpld.report.run import read_run_data
 from fpld.storage.arrays import parse_arrays
 from fpld.storage.run_folder import TRACE, RunFolder
+from fpld.students import load
+from fpld.web.state import RunIndex
+from tests.fuzz.files import LINE, folders_of
 from tests.helpers import make_plan
 from tests.tiny_llama import make_llama
 
@@ -197,6 +204,24 @@ def test_a_command_without_memory_says_so(
     assert capsys.readouterr().err.startswith("fpld check: error: memory ran out: ")
 
 
+def test_a_run_without_address_space_says_so(config_file: Path, tmp_path: Path) -> None:
+    """As under `ulimit -v`: a model of 512 MB, and about 1 GB in all."""
+    text = config_file.read_text().replace("order = 2", "order = 1").replace("buckets = 256", "buckets = 500_000")
+    config_file.write_text(text)
+    command = [sys.executable, "-m", "fpld", "run", str(config_file), "--out", str(tmp_path / "run")]
+    limits = (1 << 30, 1 << 30)
+    stopped = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},  # whatever the machine: each takes some
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits),
+    )
+    assert stopped.returncode == 2
+    assert "memory ran out" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+
+
 @pytest.mark.parametrize("content", ["{}", "no JSON", '{"model": 3}', "[" * 50_000])
 def test_a_model_with_a_bad_tokenizer_is_refused(content: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -262,3 +287,40 @@ def test_texts_reach_a_page_without_marks_that_turn_them() -> None:
     assert page.count("a\ufffd[2J\ufffdb") == 2
     assert "&lt;b&gt;" in page
     assert not {"\x1b", "\u202e"} & set(page)
+
+
+def test_what_a_student_writes_reaches_no_terminal_and_no_page_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `fpld generate`, the report and the data of the live page: escape sequences, marks that turn text, tags."""
+    folder = folders_of(tmp_path) / "one"
+    sample = {"prompt": HOSTILE, "text": f"<script>{HOSTILE}</script>"}
+    (folder / TRACE).write_text(json.dumps(LINE | {"continuations": [sample]}) + "\n")
+    page = run_section(read_run_data(folder), "run")
+    assert "&lt;script&gt;" in page
+    assert "<script>a" not in page
+    live = json.dumps(RunIndex(folder.parent).run("one"), ensure_ascii=False)
+    for shown in (page, live):
+        assert "a\ufffd[2J\ufffdb" in shown
+        assert not {"\x1b", "\u202e"} & set(shown)
+        assert "\\u001b" not in shown
+
+
+def test_generated_text_reaches_a_terminal_without_escape_sequences(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = config_file.read_text().replace("rounds = 3", "rounds = 1").replace("steps = 60", "steps = 2")
+    config_file.write_text(text + "\n[baselines]\nmethods = []\n")
+    assert main(["run", str(config_file), "--out", str(tmp_path / "run")]) == 0
+    file = tmp_path / "run/student.safetensors"
+    student = load(file)
+    # All that this model writes is ESC: its bias says so.
+    state = {name: np.zeros_like(array) for name, array in student.state().items()}
+    state["bias"][0x1B] = 50.0
+    student.load_state(state)
+    student.save(file)
+    capsys.readouterr()
+    assert main(["generate", str(tmp_path / "run"), "--prompt", HOSTILE, "--tokens", "8"]) == 0
+    printed = "".join(capsys.readouterr())
+    assert printed.count("\ufffd") >= 9
+    assert not {"\x1b", "\u202e"} & set(printed)

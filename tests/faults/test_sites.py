@@ -120,6 +120,29 @@ def test_limits_hold_for_queries_side_by_side(limits: dict[str, Any], allowed: i
     assert not list((tmp_path / RESERVED).iterdir())
 
 
+def test_private_training_that_was_killed_is_spent(tmp_path: Path) -> None:
+    """Whatever it had found: by SIGKILL, so nothing of the process runs after."""
+    terms = Terms(name="north", most_epsilon=2.0)
+    query = replace(frame(), spent=DpSteps(8.0, 0.5, 60), unit="document")
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with Ledger(tmp_path).reserve(terms, query) as reservation:
+            reservation.begin_training()
+            os.write(writer, b"!")
+            time.sleep(60)
+        os._exit(1)
+    os.read(reader, 1)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    entries = Ledger(tmp_path).entries
+    assert [entry["kind"] for entry in entries] == ["training"]
+    assert spent_epsilon(entries, terms) == pytest.approx(epsilon([DpSteps(8.0, 0.5, 60)], terms.delta))
+    again = replace(query, round=2)
+    with pytest.raises(BudgetError, match="most_epsilon"), Ledger(tmp_path).reserve(terms, again):
+        pass
+
+
 def test_what_a_killed_process_had_reserved_is_free_again(tmp_path: Path) -> None:
     terms = Terms(name="north", most_rounds=1)
     reader, writer = os.pipe()
