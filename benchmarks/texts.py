@@ -13,7 +13,8 @@ run, one after the other:
 `ratio` is the rate of *prepare* over that of *bare*, by the clock; `cpu_ratio` by the seconds of processor time, which
 other work on the machine changes less. Peaks are `VmHWM`. `growth_mb` is how much more memory is resident after the
 draws and the search than before. `python -m benchmarks.texts --sizes 20,200,2000` prints a row of JSON for each size;
-with `--out` they are kept for the docs.
+with `--out` they are kept for the docs. With `--bytes` every byte is a token: there is no *bare* process, and a text
+of 2 GB takes minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fpld.data import BpeTokenizer, corpus, hold_out, read_documents, total_size
+from fpld.data import BpeTokenizer, ByteTokenizer, corpus, hold_out, read_documents, total_size
 from fpld.data.documents import cut_at_lines
 from fpld.data.stored import TEXT_CACHE
 from fpld.data.token_cache import TokenCache
@@ -151,10 +152,13 @@ def run_again(folder: Path, tokenizer: Path, cache: Path) -> dict[str, Any]:
     loaded = load_tokenizer(tokenizer)
     train, _ = hold_out(read_documents(folder, cache=cache), fraction=HELDOUT, seed=0)
     tokens = TokenCache(cache, loaded).encode(train).tokens
+    import torch
+
     from fpld.students.transformer import Transformer
 
     student = Transformer(TransformerConfig(vocab=loaded.vocab), seed=0)
     student.finetune(tokens, steps=3, seed=0)
+    torch.set_num_threads(1)  # as in a run, where threads do not wait for each other in seconds that are counted
     started = (time.perf_counter(), time.process_time())
     student.finetune(tokens, steps=STEPS, seed=1)
     step = measured(started)
@@ -183,16 +187,18 @@ def _child(part: str, *arguments: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure_size(folder: Path, size: int, archives: Path, *, records: bool) -> dict[str, Any]:
+def measure_size(folder: Path, size: int, archives: Path, *, records: bool, as_bytes: bool) -> dict[str, Any]:
     """Return the row of a size."""
     place = make_text(folder, size, archives, records=records)
-    tokenizer = folder / "bpe.json"
-    if not tokenizer.exists():
+    tokenizer = folder / ("bytes.json" if as_bytes else "bpe.json")
+    if as_bytes:
+        ByteTokenizer().save(tokenizer)
+    elif not tokenizer.exists():
         sample = "".join(read_file(texts(place)[0]))[:TOKENIZER_BYTES]
         BpeTokenizer.train([sample], vocab=1024).save(tokenizer)
     cache = folder / TEXT_CACHE
     shutil.rmtree(cache, ignore_errors=True)
-    bare = _child("bare", place, tokenizer)
+    bare = None if as_bytes else _child("bare", place, tokenizer)
     prepare = _child("prepare", place, tokenizer, cache)
     again = _child("again", place, tokenizer, cache)
     size = prepare["bytes"]
@@ -200,11 +206,11 @@ def measure_size(folder: Path, size: int, archives: Path, *, records: bool) -> d
         "mb": round(size / 1e6, 1),
         "documents": prepare["documents"],
         "tokens": prepare["tokens"],
-        "bare_seconds": bare["seconds"],
+        "bare_seconds": bare and bare["seconds"],
         "seconds": prepare["seconds"],
         "mb_per_second": round(size / 1e6 / prepare["seconds"], 2),
-        "ratio": round(bare["seconds"] / prepare["seconds"], 2),
-        "cpu_ratio": round(bare["cpu_seconds"] / prepare["cpu_seconds"], 2),
+        "ratio": bare and round(bare["seconds"] / prepare["seconds"], 2),
+        "cpu_ratio": bare and round(bare["cpu_seconds"] / prepare["cpu_seconds"], 2),
         "peak_mb": prepare["peak_mb"],
         "again_seconds": again["seconds"],
         "step_ms": again["step_ms"],
@@ -220,6 +226,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="20,200", help="megabytes of text (default: 20,200)")
     parser.add_argument("--records", action="store_true", help="short records in place of files of one document")
+    parser.add_argument("--bytes", action="store_true", help="tokens are bytes: no tokenizer beside it")
     parser.add_argument("--out", type=Path, help="folder for the rows, as docs/kept_results.py reads them")
     parser.add_argument("--folder", type=Path, default=Path("out/texts"), help="for files and cache")
     parser.add_argument("--archives", type=Path, help="the package's cache, for enwik8")
@@ -230,15 +237,22 @@ def main(words: list[str] | None = None) -> int:
         parts: dict[str, Callable[..., dict[str, Any]]] = {"bare": run_bare, "prepare": run_prepare, "again": run_again}
         print(json.dumps(parts[part](*map(Path, paths))))
         return 0
-    command = f"python -m benchmarks.texts{' --records' * arguments.records} --sizes {arguments.sizes}"
+    kinds = [kind for kind in ("records", "bytes") if getattr(arguments, kind)]
+    command = " ".join(["python -m benchmarks.texts", *(f"--{kind}" for kind in kinds), f"--sizes {arguments.sizes}"])
     kept: dict[str, Any] = {"command": command, "seeds": [0], "rows": []}
     for size in arguments.sizes.split(","):
-        row = measure_size(arguments.folder, int(size) * 1_000_000, arguments.archives, records=arguments.records)
+        row = measure_size(
+            arguments.folder,
+            int(size) * 1_000_000,
+            arguments.archives,
+            records=arguments.records,
+            as_bytes=arguments.bytes,
+        )
         kept["rows"].append(row)
         print(json.dumps(row), flush=True)
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            name = "texts-records" if arguments.records else "texts"
+            name = "-".join(["texts", *kinds])
             (arguments.out / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     return 0
 

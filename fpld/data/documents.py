@@ -339,8 +339,8 @@ def hold_out(
 
     Groups are drawn at random until they hold `fraction` of the bytes, since tokens are not known yet; both sides get
     at least one group. The draw depends on the groups and the seed, not on the order of the documents. A single
-    document is cut into parts. A document alone in its group that would bring the share beyond `MAX_EXCESS` times `fraction` is split at a
-    paragraph, and its end is held out.
+    document is cut into parts. A document alone in its group that would bring the share beyond `MAX_EXCESS` times
+    `fraction` is split at a paragraph, and its end is held out.
     """
     if not 0 < fraction < 1:
         raise InputError(f"fraction must lie between 0 and 1, got {fraction}")

@@ -9,6 +9,7 @@ import json
 import logging
 import lzma
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ from fpld.privacy import cut_text
 from fpld.storage.arrays import write_arrays
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fpld.types import Array
 
@@ -226,6 +227,98 @@ def test_preparing_goes_on_after_a_kill(
     assert np.array_equal(np.asarray(result.tokens), encoded(in_memory))
     assert packs == {path: path.stat().st_mtime_ns for path in packs}
     assert not list(cache.rglob(".fpld-*"))
+
+
+_PREPARED = """
+import sys
+from pathlib import Path
+from fpld.data import ByteTokenizer, read_documents, token_cache
+token_cache._PACK_TOKENS = 1_000_000
+place = Path(sys.argv[1])
+documents = read_documents(place / "texts", cache=place / "cache")
+token_cache.TokenCache(place / "cache", ByteTokenizer()).encode(documents)
+"""
+
+
+def long_texts(folder: Path, *, files: int) -> Array:
+    """Write files of 9 MB, and return the tokens of all of them, which are bytes."""
+    folder.mkdir()
+    block = text(9, 200_000).encode()
+    expected = []
+    for number in range(files):
+        content = (b"%d " % number + block * 10)[:9_000_000].decode("utf-8", "ignore").encode()
+        (folder / f"{number}.txt").write_bytes(content)
+        os.utime(folder / f"{number}.txt", (PAST, PAST))
+        expected.append(content + b"\n\n")
+    return np.frombuffer(b"".join(expected), np.uint8)
+
+
+def indexes(cache: Path) -> list[Path]:
+    return list(cache.glob("tokens/*/*.safetensors"))
+
+
+@pytest.mark.slow
+def test_sigkill_at_any_moment_of_preparing_loses_only_what_was_not_whole(tmp_path: Path) -> None:
+    """From outside: as soon as there is a pack more than before the start, and some milliseconds later."""
+    expected = long_texts(tmp_path / "texts", files=3)
+    cache = tmp_path / "cache"
+    packs: dict[Path, int] = {}
+    for delay in (0.0, 0.01, 0.05):
+        running = subprocess.Popen([sys.executable, "-c", _PREPARED, str(tmp_path)])
+        end = time.monotonic() + 60
+        while len(indexes(cache)) <= len(packs) and running.poll() is None and time.monotonic() < end:
+            time.sleep(0.001)
+        time.sleep(delay)
+        running.kill()
+        assert running.wait() == -signal.SIGKILL
+        there = {index: index.stat().st_mtime_ns for index in indexes(cache)}
+        assert packs.items() <= there.items()
+        packs = there
+    assert 0 < len(packs) < 27
+    subprocess.run([sys.executable, "-c", _PREPARED, str(tmp_path)], check=True)
+    assert packs.items() <= {index: index.stat().st_mtime_ns for index in indexes(cache)}.items()
+    assert not list(cache.rglob(".fpld-*"))
+    tokens = TokenCache(cache, ByteTokenizer()).encode(read_documents(tmp_path / "texts", cache=cache)).tokens
+    assert np.array_equal(np.asarray(tokens), expected)
+
+
+def mounted(*options: str) -> bool:
+    command = ["mount", *options]
+    return (
+        shutil.which("mount") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 6 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if not mounted("-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)):
+        pytest.skip("only root may mount a file system")
+    yield place
+    command = ["umount", str(place)]
+    subprocess.run(command, check=True)
+
+
+def test_a_disk_that_fills_up_while_a_text_is_prepared(
+    tiny_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is made larger: what was whole is used, and nothing else was left."""
+    monkeypatch.setattr(token_cache, "_PACK_TOKENS", 1_000_000)
+    expected = long_texts(tmp_path / "texts", files=1)
+    cache = tiny_disk / "cache"
+    documents = read_documents(tmp_path / "texts", cache=cache)
+    with pytest.raises(StorageError, match="no space left on the disk"):
+        TokenCache(cache, ByteTokenizer()).encode(documents)
+    assert not list(cache.rglob(".fpld-*"))
+    packs = {path: path.stat().st_mtime_ns for path in cache.rglob("*.u8")}
+    assert 0 < len(packs) < 9
+    assert len(indexes(cache)) == len(packs)
+    assert mounted("-o", "remount,size=40m", str(tiny_disk))
+    tokens = TokenCache(cache, ByteTokenizer()).encode(documents).tokens
+    assert np.array_equal(np.asarray(tokens), expected)
+    assert packs.items() <= {path: path.stat().st_mtime_ns for path in cache.rglob("*.u8")}.items()
 
 
 @pytest.mark.usefixtures("small")

@@ -43,6 +43,7 @@ RECEIVE = "engines/flower/test_receive.py::"
 DISKS = "faults/test_disks.py::"
 ROUNDS = "faults/test_rounds.py::"
 INPUTS = "faults/test_inputs.py::"
+STORED = "data/test_stored.py::"
 SITES = "faults/test_sites.py::"
 
 DECODER = (
@@ -496,6 +497,22 @@ MORE = (
         "ends of different versions",
         "refused in a sentence when a node joins",
         (REFUSALS + "test_another_version_of_the_wire_is_refused_in_a_sentence",),
+    ),
+    Row(
+        "a process is killed while it prepares a large text",
+        "packs of tokens that were whole are used, the rest is made again: the same tokens",
+        (
+            STORED + "test_sigkill_at_any_moment_of_preparing_loses_only_what_was_not_whole",
+            STORED + "test_preparing_goes_on_after_a_kill",
+        ),
+    ),
+    Row(
+        "a disk fills up while a large text is prepared",
+        "typed error; nothing half-written stays, and it goes on from the last whole pack",
+        (
+            STORED + "test_a_disk_that_fills_up_while_a_text_is_prepared",
+            STORED + "test_a_full_disk_is_said_and_leaves_whole_packs",
+        ),
     ),
     Row(
         "certificates that end, clocks that differ",
