@@ -187,9 +187,10 @@ def _numbers(expected: Expectation | None) -> Row:
 
 def shown_expected(rows: list[Row]) -> list[Row]:
     """Return rows of ways as a person reads them: ranges, and nats where they are known."""
+    known = [name for name in ("loss", "gain") if any(row[name] is not None for row in rows)]
+    unit = known[0] if known else None
     shown = []
     for row in rows:
-        unit = next((name for name in ("loss", "gain") if row[f"{name}_low"] is not None), None)
         line = {
             "sends": row["sends"],
             "allowed": "yes" if row["allowed"] else "no",
@@ -232,7 +233,7 @@ def _label_way(plan: Forecast, sends: str) -> Way:
         return Way(sends, planned, setting, None, None, barred)
     bits = _payload_bits(plan) / contexts
     sent = sum(plan.bytes_sent)
-    if sends == "text" and not planned and float(bits.mean()) < _LEAST_WRITTEN_BITS:
+    if sends == "text" and not planned and float(bits.min()) < _LEAST_WRITTEN_BITS:
         return Way(sends, planned, setting, sent, None)
     return Way(sends, planned, setting, sent, _expected(plan, sends, bits))
 

@@ -120,3 +120,15 @@ def test_the_command_takes_the_policy(capsys: pytest.CaptureFixture[str]) -> Non
     assert "may_send must be of labels, text, updates" in capsys.readouterr().err
     with pytest.raises(InputError, match="may_send"):
         PlanInputs(plan().sites, 10, 10, may_send=("all",))
+
+
+def test_links_alone_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a configuration: links, sizes and policy. A way without a forecast has a row all the same."""
+    command = ["plan", "--codec", "samples", "--links", "1Mbit/s,1Mbit/s,64kbit/s", "--contexts", "92160"]
+    command += ["--vocab", "1024", "--student", "4.3MB", "--base", "4", "--mixture", "3.5"]
+    assert main([*command, "--deadline", "9", "--may-send", "labels,updates"]) == 0
+    text = capsys.readouterr().out
+    assert "recommended where labels, updates may leave the nodes: what is planned" in text
+    assert "if text may leave" not in text  # six bits a context at the thin link
+    assert main([*command, "--deadline", "90", "--may-send", "labels,updates"]) == 0
+    assert "recommended where labels, updates may leave the nodes: [send] updates = 4.0" in capsys.readouterr().out
