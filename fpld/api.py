@@ -210,7 +210,8 @@ def plan(
     Returns
     -------
     Forecast
-        With `bits_per_coordinate`, `bytes_sent`, `seconds`, `upper` and `lower`.
+        With `bits`, `bytes_sent`, `seconds`, the `expected` student (its `share` of the way from the base model to the
+        mixture of the nodes' models, `gain` and `loss` in nats), `upper` and `lower`.
 
     Raises
     ------
@@ -287,7 +288,9 @@ def run(
     from fpld.console import show_log
     from fpld.engines.local import run_local as run_federation
     from fpld.federation.preflight import refuse
+    from fpld.spawn import stop_before_run
 
+    stop_before_run()
     loaded, text = _load(config, seed, overrides)
     folder = Path(loaded.run.out if out is None else out)
     if out is None and not resume:
@@ -503,7 +506,9 @@ class Run:
         """
         return self._models.open(name)
 
-    def generate(self, prompt: str = "", *, model: str = "student", seed: int = 0, **options: Any) -> str:
+    def generate(
+        self, prompt: str = "", *, model: str = "student", seed: int = 0, progress: bool | None = None, **options: Any
+    ) -> str:
         """Return a text that a model of the run writes after a prompt; the same seed gives the same text.
 
         Parameters
@@ -514,14 +519,24 @@ class Run:
             As in `student`.
         seed
             The seed of the draws.
+        progress
+            Whether to show progress, as in `fpld.run`.
         options
             `tokens` (100), `temperature` (0.8; 0 takes the likeliest token) and `top` (draw from so many of the
             likeliest tokens; 0: from all).
         """
-        return generate_texts(self._models, prompt, model=model, seed=seed, **options)[0]
+        from fpld.console import show_log
+
+        with show_log(progress):
+            return generate_texts(self._models, prompt, model=model, seed=seed, **options)[0]
 
     def evaluate(
-        self, data: str | Path | None = None, *, field: str = "text", length: int | None = None
+        self,
+        data: str | Path | None = None,
+        *,
+        field: str = "text",
+        length: int | None = None,
+        progress: bool | None = None,
     ) -> list[ModelLoss]:
         """Return the loss of each model of the run on a text.
 
@@ -533,13 +548,18 @@ class Run:
             The field with the text, in files of records.
         length
             Tokens in a window. By default those of the run, so that losses compare with those of `table`.
+        progress
+            Whether to show progress, as in `fpld.run`.
 
         Raises
         ------
         InputError
             If the text cannot be read, or the run holds none out.
         """
-        return evaluate_texts(self._models, data, field=field, length=length)
+        from fpld.console import show_log
+
+        with show_log(progress):
+            return evaluate_texts(self._models, data, field=field, length=length)
 
     def export(
         self,
@@ -603,13 +623,16 @@ def generate_texts(
     top: int = 0,
 ) -> list[str]:
     """Return texts that a model of a run or of a node writes after a prompt, with seeds from `seed` on."""
+    from fpld.progress import report_elapsed
     from fpld.students.generate import continuation
 
-    student = models.open(model)
+    with report_elapsed(f"opening {model}"):
+        student = models.open(model)
     write = partial(
         continuation, student, models.tokenizer_of(model), prompt, tokens=tokens, temperature=temperature, top=top
     )
-    return [write(seed=seed + number) for number in range(samples)]
+    with report_elapsed("writing text"):
+        return [write(seed=seed + number) for number in range(samples)]
 
 
 def evaluate_texts(

@@ -8,7 +8,7 @@ to the group of the registry, such as `fpld.codecs`; a script calls `register`. 
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fpld.errors import InputError
 from fpld.validation import did_you_mean, shown
@@ -42,6 +42,12 @@ class Registry(Generic[T]):
         if name in self:
             raise InputError(f"{self.kind} {name!r} exists already: choose another name")
         self._loaded[name] = item
+
+    def registered(self) -> dict[str, T]:
+        """Return what a script has registered, and no entry point has."""
+        entries = {entry.name for entry in self._builtin}
+        added = {name: item for name, item in self._loaded.items() if name not in entries}
+        return {name: item for name, item in added.items() if name not in self._installed().names} if added else {}
 
     def names(self) -> list[str]:
         """List the names; nothing is imported."""
@@ -150,3 +156,14 @@ trackers: Registry[type[Tracker]] = Registry(
         "wandb": "fpld.federation.trackers:WeightsAndBiases",
     },
 )
+REGISTRIES: tuple[Registry[Any], ...] = (
+    codecs,
+    rules,
+    allocators,
+    estimators,
+    students,
+    corpora,
+    baselines,
+    trackers,
+)
+"""All extension points."""

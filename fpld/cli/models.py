@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fpld import api
 from fpld.cli.arguments import Command
 from fpld.errors import InputError
+from fpld.progress import report_elapsed
 from fpld.report.export import FORMATS, follow_tensorboard
 from fpld.report.run import run_state
 from fpld.units import show_count
@@ -84,16 +85,17 @@ def _generate(arguments: argparse.Namespace, output: Output) -> int:
     from fpld.validation import check_count
 
     check_count("--samples", arguments.samples, 1)
-    texts = api.generate_texts(
-        open_models(arguments.run),
-        arguments.prompt,
-        samples=arguments.samples,
-        model=arguments.model,
-        seed=arguments.seed,
-        tokens=arguments.tokens,
-        temperature=arguments.temperature,
-        top=arguments.top,
-    )
+    with output.status():
+        texts = api.generate_texts(
+            open_models(arguments.run),
+            arguments.prompt,
+            samples=arguments.samples,
+            model=arguments.model,
+            seed=arguments.seed,
+            tokens=arguments.tokens,
+            temperature=arguments.temperature,
+            top=arguments.top,
+        )
     rows = [{"seed": arguments.seed + i, "prompt": arguments.prompt, "text": text} for i, text in enumerate(texts)]
     if arguments.json:
         output.result("generate", rows)
@@ -113,9 +115,10 @@ def _evaluate(arguments: argparse.Namespace, output: Output) -> int:
     """Evaluate, and print the table."""
     from fpld.report.models import open_models
 
-    losses = api.evaluate_texts(
-        open_models(arguments.run), arguments.data, field=arguments.field, length=arguments.length
-    )
+    with output.status():
+        losses = api.evaluate_texts(
+            open_models(arguments.run), arguments.data, field=arguments.field, length=arguments.length
+        )
     what = arguments.data if arguments.data is not None else "held-out text"
     rows = [loss._asdict() for loss in losses]
     size = f"{show_count(losses[0].tokens, 'token')}, {show_count(losses[0].bytes, 'byte')}"
@@ -162,7 +165,8 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
             out.mkdir(parents=True, exist_ok=True)
             files = {TENSORBOARD: follow_tensorboard(_follow(run), out)}
         else:
-            files = {name: run.export(out, name, **model) for name in formats}
+            with output.status(), report_elapsed(f"exporting to {out}"):
+                files = {name: run.export(out, name, **model) for name in formats}
         rows = [
             {"format": name, "file": str(file), "bytes": file.stat().st_size}
             for name, written in files.items()
@@ -174,7 +178,9 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.push is not None:
         from fpld.data.hub import push_to_hub
 
-        output.note(f"pushed: {push_to_hub(out, arguments.push, public=arguments.public)}")
+        with output.status(), report_elapsed(f"uploading to {arguments.push}"):
+            address = push_to_hub(out, arguments.push, public=arguments.public)
+        output.note(f"pushed: {address}")
     output.result("export", rows, title=f"{what} of {run.data.name}: {show_count(len(run.rounds), 'round')}")
     return 0
 

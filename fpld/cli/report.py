@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fpld.cli.arguments import Command
 from fpld.errors import InputError
+from fpld.progress import report_elapsed
 from fpld.report.run import read_run_data
 from fpld.report.tables import result_rows, round_rows
 from fpld.storage.files import write_shared
@@ -54,10 +55,11 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
     write_shared(out / "report.html", report_page(runs))
     if not arguments.no_figures:
         try:
-            if len(runs) > 1:
-                save_charts(comparison_charts(runs), out)
-            for i, each in enumerate(runs, 1):
-                save_charts(run_charts(each), out, "" if len(runs) == 1 else f"{i}-")
+            with output.status(), report_elapsed("drawing figures"):
+                if len(runs) > 1:
+                    save_charts(comparison_charts(runs), out)
+                for i, each in enumerate(runs, 1):
+                    save_charts(run_charts(each), out, "" if len(runs) == 1 else f"{i}-")
         except OSError as error:
             raise InputError(f"--out: cannot write to {out}: {error.strerror or error}") from None
     output.result("report", _rows(runs), title="Runs")

@@ -16,6 +16,7 @@ from fpld.cli.arguments import Command, override
 from fpld.cli.output import last_line, table_title
 from fpld.config import read_config_text
 from fpld.federation.telemetry import mark_stopped
+from fpld.progress import report_elapsed
 from fpld.storage.run_folder import CONFIG, RESULT, RunFolder
 from fpld.units import show_count
 
@@ -193,7 +194,8 @@ def _configure_check(parser: argparse.ArgumentParser) -> None:
 def _run_check(arguments: argparse.Namespace, output: Output) -> int:
     """Check, and print the findings."""
     _, source = read_config_text(arguments.config)
-    findings = api.check(arguments.config, overrides=dict(arguments.overrides), connect=arguments.connect)
+    with output.status(), report_elapsed(f"checking {source}"):
+        findings = api.check(arguments.config, overrides=dict(arguments.overrides), connect=arguments.connect)
     wrong = sum(finding.wrong for finding in findings)
     rows = [{"key": f.key, "state": "wrong" if f.wrong else "known", "says": f.says} for f in findings]
     output.result("check", rows, title=f"{source}: {show_count(wrong, 'problem') if wrong else 'no problems found'}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
-import multiprocessing
 import os
 import signal
 import threading
@@ -19,6 +18,7 @@ from fpld.errors import ResourceError
 from fpld.federation.telemetry import LOGGER
 from fpld.node.training import use_compute
 from fpld.progress import CURVE_LOGGER
+from fpld.spawn import Origin, spawn_context
 from fpld.students.configs import Compute
 
 if TYPE_CHECKING:
@@ -190,12 +190,12 @@ class Workers(ProcessPoolExecutor):
     """Worker processes; what they log is logged in this one, at the levels that it has when they are made."""
 
     def __init__(self, workers: int, compute: Compute) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = spawn_context()
         self._records: Any = context.Queue()
         self._listener: logging.handlers.QueueListener | None
         self._listener = logging.handlers.QueueListener(self._records, _Here())
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in (LOGGER, CURVE_LOGGER)}
-        super().__init__(workers, context, _begin, (self._records, levels, compute))
+        super().__init__(workers, context, _begin, (self._records, levels, compute, Origin.of_this_process()))
         self._listener.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -267,11 +267,12 @@ class _Here(logging.Handler):
         logging.getLogger(record.name).handle(record)
 
 
-def _begin(records: Any, levels: dict[str, int], compute: Compute) -> None:
-    """Begin a worker: leave signals to the parent, and send it what is logged."""
+def _begin(records: Any, levels: dict[str, int], compute: Compute, origin: Origin) -> None:
+    """Begin a worker: leave signals to the parent, send it what is logged, and know what its script defines."""
     use_compute(compute)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handler = logging.handlers.QueueHandler(records)
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
         logging.getLogger(name).addHandler(handler)
+    origin.restore()

@@ -317,7 +317,9 @@ class RoundLog(Callback):
     @property
     def _mean_seconds(self) -> float:
         """Return the mean time of a round so far, 0 before the first has ended."""
-        return sum(self._seconds) / max(len(self._seconds), 1)
+        # The first one of a process also loads libraries and compiles kernels: it counts only while it is the only one.
+        usual = self._seconds[1:] or self._seconds
+        return sum(usual) / max(len(usual), 1)
 
     def _position(self) -> Position:
         part = self._answered / self._asked

@@ -29,8 +29,10 @@ from fpld.node.text import split_text
 from fpld.privacy.accounting import accounting_library
 from fpld.protocol.wire import OVERHEAD_BYTES
 from fpld.protocol.written import least_bits
-from fpld.registry import rules
+from fpld.registry import codecs, rules
+from fpld.registry import students as registry_of_students
 from fpld.rules.base import with_trim as configured_rule
+from fpld.spawn import REMEDY, unreachable
 from fpld.students import student_class
 from fpld.students.configs import HuggingFaceConfig
 from fpld.units import show_count
@@ -64,12 +66,25 @@ class Preflight:
             *self._students(),
             *self._rule(),
             *self._budget(),
+            *self._workers(),
         ]
         return findings if self._config.privacy is None else [*findings, *self._privacy()]
 
     def _trackers(self) -> Iterator[Finding]:
         for name in self._config.run.track:
             yield from _tried("run.track", partial(tracker_class, name))[1]
+
+    def _workers(self) -> Iterator[Finding]:
+        """Check that worker processes can import what this process has registered for them."""
+        if not self._local or not self._config.engine.workers:
+            return
+        used = [("codec.name", self._config.codec.name)]
+        used += [(f"{key}.kind", choice.kind) for key, choice in self._choices()]
+        registered: dict[str, Any] = {**codecs.registered(), **registry_of_students.registered()}
+        for key, name in used:
+            reason = unreachable(registered[name]) if name in registered else None
+            if reason is not None:
+                yield Finding(key, f"worker processes cannot import {name!r}, {reason}: {REMEDY}")
 
     def _texts(self) -> Iterator[Finding]:
         config = self._config
@@ -91,21 +106,6 @@ class Preflight:
         if self._local:
             yield from self._nodes(corpus)
 
-    def _other_paths(self) -> Iterator[Finding]:
-        """Look for the texts that are not of the corpus, where that cannot be read."""
-        source = self._config.probe.source
-        if "/" in source:  # a label is one word
-            yield from _missing("probe.source", source)
-        for index, node in enumerate(self._config.nodes if self._local else []):
-            if node.data is not None:
-                yield from _missing(f"nodes[{index}].data", node.data)
-
-    def _documents(self) -> Sequence[Document]:
-        """Read what [data] names; a corpus that is not here yet, or a large one, is left for the run."""
-        config = self._config
-        name = config.data.corpus
-        if name in ARCHIVES:
-            archive = ARCHIVES[name]
     def _unread_limit(self) -> Iterator[Finding]:
         """Compare data.limit with texts that are not read, by the sizes of their files."""
         config = self._config
@@ -131,6 +131,21 @@ class Preflight:
         if parts:
             yield Finding("data.limit", "; ".join(parts), wrong=False)
 
+    def _other_paths(self) -> Iterator[Finding]:
+        """Look for the texts that are not of the corpus, where that cannot be read."""
+        source = self._config.probe.source
+        if "/" in source:  # a label is one word
+            yield from _missing("probe.source", source)
+        for index, node in enumerate(self._config.nodes if self._local else []):
+            if node.data is not None:
+                yield from _missing(f"nodes[{index}].data", node.data)
+
+    def _documents(self) -> Sequence[Document]:
+        """Read what [data] names; a corpus that is not here yet, or a large one, is left for the run."""
+        config = self._config
+        name = config.data.corpus
+        if name in ARCHIVES:
+            archive = ARCHIVES[name]
             there = "is large" if (cache_folder() / archive.filename).exists() else "will be fetched"
             raise _UnknownError(
                 f"the corpus {name} {there} ({archive.size / 1e6:.0f} MB): its documents are not looked at"

@@ -86,7 +86,7 @@ def model_card(run: RunData, facts: Mapping[str, Any], *, licence: str | None, a
         "## The model\n\n" + _list(facts),
         "## Use\n\n" + (_USE_ADAPTER if adapter else _USE),
         "## Data\n\n" + _list(_data(run)),
-        "## Budgets\n\nBits per vocabulary entry and probe context, and bytes of all rounds.\n\n" + _table(_nodes(run)),
+        f"## Budgets\n\n{run.bits_unit.capitalize()}, and bytes of all rounds.\n\n" + _table(_nodes(run)),
         "## Rounds\n\nHeld-out loss of the student in nats per token, over the nodes that evaluated it.\n\n"
         + _table(_rounds(run)),
     ]

@@ -16,6 +16,7 @@ from fpld.federation.state import read_student
 from fpld.node.spec import NodeSpec
 from fpld.node.text import heldout_text
 from fpld.node.training import open_student
+from fpld.progress import report_elapsed
 from fpld.protocol.weights import weights_digest
 from fpld.storage.arrays import read_arrays
 from fpld.storage.run_folder import (
@@ -126,7 +127,8 @@ def _open_received(base: Path, file: Path) -> Student:
 def read_evaluation_texts(models: SavedModels, path: Path | None, field: str) -> list[HeldoutText]:
     """Return a text as the models' tokens; without a path the held-out texts, one for each node."""
     if path is not None:
-        return [heldout_text(read_documents(path, field=field), models.tokenizer)]
+        with report_elapsed(f"reading {path}"):
+            return [heldout_text(read_documents(path, field=field), models.tokenizer)]
     if not models.heldout:
         raise InputError("--data must be given: the held-out texts are with the nodes, not in this folder")
     return models.heldout
@@ -142,7 +144,8 @@ def evaluate_models(models: SavedModels, texts: Sequence[HeldoutText], length: i
     rows = []
     losses = dict[str, float]()
     for name in models.models:
-        student = models.open(name)
+        with report_elapsed(f"opening {name}"):
+            student = models.open(name)
         # The best student is often the last one, too: equal weights are evaluated once.
         digest = weights_digest(student.state())
         if digest not in losses:
@@ -151,7 +154,8 @@ def evaluate_models(models: SavedModels, texts: Sequence[HeldoutText], length: i
             if own is not models.tokenizer:
                 strings = TokenStrings(models.tokenizer), TokenStrings(own)
                 spelled = [HeldoutText.respelled(text.tokens, *strings) for text in texts]
-            losses[digest] = float(np.mean(mean_losses([text.nats(student, length) for text in spelled])))
+            with report_elapsed(f"evaluating {name}"):
+                losses[digest] = float(np.mean(mean_losses([text.nats(student, length) for text in spelled])))
         loss = losses[digest]
         rows.append(
             {

@@ -7,18 +7,24 @@ import math
 import os
 import subprocess
 import sysconfig
+import time
 import venv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import fpld
+from fpld import progress
 from fpld.cli import main
 from fpld.data import BpeTokenizer, ByteTokenizer, load_tokenizer
 from fpld.students import NGram, NGramConfig, load
+from fpld.students import generate as generating
 from fpld.students.export import export_tokenizer
 from fpld.students.generate import generate
+from fpld.students.heldout import HeldoutText
 from tests.federation.conftest import CONFIG, WORDS, write_texts
 from tests.tiny_llama import make_llama
 
@@ -113,7 +119,11 @@ def test_transformers_reads_an_exported_student_without_this_package(
     assert logits == pytest.approx(np.array(loaded["logits"]), abs=1e-4)
     assert loaded["drawn"] == 12  # no token that happens to be number 2 ends a text
     card = (tmp_path / "out/README.md").read_text()
-    for text in ("license: cc0-1.0", "| north | 1.5 bits |", "## Rounds", "| fpld |", "held out"):
+    caption, table = card.partition("## Budgets\n\n")[2].split("\n\n")[:2]
+    assert caption == "Bits per context, and bytes of all rounds."
+    assert "| bits per context |" in table
+    limit = f"| north | {1.5 * len(logits[0]):g} bits per context |"
+    for text in ("license: cc0-1.0", limit, "## Rounds", "| fpld |", "held out"):
         assert text in card
 
 
@@ -226,6 +236,36 @@ def test_evaluating_gives_the_numbers_of_the_table(finished: Path, capsys: pytes
         assert evaluated[model]["bits_per_byte"] == pytest.approx(table[method]["bits_per_byte"])
         assert evaluated[model]["perplexity"] == pytest.approx(math.exp(evaluated[model]["loss"]))
     assert evaluated["best"]["loss"] <= evaluated["student"]["loss"]
+
+
+def test_nothing_is_silent_for_long(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every few seconds there is a line on standard error, with seconds of a hundredth."""
+    monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_last_line", 0.0)
+    nats = HeldoutText.nats
+    draw = generating.continuation
+
+    def slow(function: Any, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.1)
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(HeldoutText, "nats", lambda *arguments: slow(nats, *arguments))
+    monkeypatch.setattr(generating, "continuation", partial(slow, draw))
+    for command, line in (("evaluate", "evaluating student, "), ("generate", "writing text, ")):
+        assert main([command, str(finished)]) == 0
+        assert line in capsys.readouterr().err
+        assert main([command, str(finished), "--json"]) == 0
+        assert not capsys.readouterr().err
+    run = fpld.read_run(finished)
+    run.evaluate(progress=True)
+    run.generate(tokens=4, progress=True)
+    said = capsys.readouterr().err
+    assert "evaluating student, " in said
+    assert "writing text, " in said
+    run.evaluate()
+    assert not capsys.readouterr().err  # no terminal, and nobody asked
 
 
 def test_evaluating_a_text_of_ones_own(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
