@@ -11,6 +11,9 @@ from fpld.validation import shown
 RATES = {"bit/s": 1.0, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9}
 SIZES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
+NATS_PER_TOKEN = "nats per token"  # noqa: S105 - no password
+BITS_PER_BYTE = "bits per byte"
+
 
 def parse_rate(value: Any) -> Any:
     """Read a link's rate in bit/s from a number, or from text such as "64 kbit/s".

@@ -128,7 +128,8 @@ def _run_seeds(arguments: argparse.Namespace, output: Output) -> int:
                     progress=False,
                 )
         results.append(_rows(folder.path))
-    rows = summarize_seeds(results)
+    config = api.load_config(arguments.config, overrides=overrides)
+    rows = summarize_seeds(results, by_byte=any(node.tokenizer is not None for node in config.nodes))
     listed = ", ".join(map(str, arguments.seeds))
     output.result("run", rows, title=f"Held-out text of all nodes: means over seeds {listed} ({out})")
     summary = {"seeds": arguments.seeds, "rows": rows}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Literal
 
-from fpld.units import show_size
+from fpld.units import BITS_PER_BYTE, NATS_PER_TOKEN, show_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -129,7 +129,6 @@ def _fits(value: float, scale: Scale) -> bool:
 
 
 ROUND = Axis("round", "band")
-LOSS = "held-out loss (nats per token)"
 _MAX_BARS = 60  # a figure with more of them is drawn as lines
 
 
@@ -201,21 +200,31 @@ def comparison_charts(runs: Sequence[RunData]) -> list[Chart]:
     return [loss_by_bytes(with_rounds), *([loss_by_round(with_rounds)] if several else [])]
 
 
+def _loss_axis(unit: str) -> Axis:
+    return Axis(f"held-out loss ({unit})")
+
+
+def _unit(runs: Sequence[RunData]) -> str:
+    """Return the unit of losses of several runs: bits per byte where models with own tokenizers are among them."""
+    return BITS_PER_BYTE if any(run.loss_unit == BITS_PER_BYTE for run in runs) else NATS_PER_TOKEN
+
+
 def loss_by_bytes(runs: Sequence[RunData]) -> Chart:
     """Return held-out loss against the bytes sent so far; of a single run, with its baselines."""
+    unit = _unit(runs)
     series = [
         Series(
             "fpld" if len(runs) == 1 else run.name,
             "line",
             list(run.uplink_bytes),
-            [_number(record.heldout_loss) for record in run.trace],
+            [run.loss_in(unit, record.heldout_loss) for record in run.trace],
         )
         for run in runs
     ]
     if len(runs) == 1:
         series += _baselines(runs[0])
     ends = "; ".join(
-        f"{item.name} ends at {_number(run.trace[-1].heldout_loss):.3f} nats after {show_size(run.uplink_bytes[-1])}"
+        f"{item.name} ends at {item.y[-1]:.3f} {unit} after {show_size(run.uplink_bytes[-1])}"
         for item, run in zip(series, runs, strict=False)
     )
     others = ", ".join(f"{item.name} {item.y[0]:.3f}" for item in series if item.kind != "line")
@@ -225,7 +234,7 @@ def loss_by_bytes(runs: Sequence[RunData]) -> Chart:
         alt=f"Lines of held-out loss over bytes sent, one point a round: {ends}."
         + (f" Baselines: {others}." if others else ""),
         x=Axis("sent by all nodes so far (bytes)", "log", "B"),
-        y=Axis(LOSS),
+        y=_loss_axis(unit),
         series=series,
         caption="Lower and further left is better." + (" Horizontal lines sent nothing." if others else ""),
         nodes=tuple(runs[0].nodes) if len(runs) == 1 else (),
@@ -234,20 +243,19 @@ def loss_by_bytes(runs: Sequence[RunData]) -> Chart:
 
 def loss_by_round(runs: Sequence[RunData]) -> Chart:
     """Return held-out loss by round."""
-    ends = "; ".join(
-        f"{run.name} {_number(run.trace[0].heldout_loss):.3f} to {_number(run.trace[-1].heldout_loss):.3f}"
+    unit = _unit(runs)
+    series = [
+        Series(run.name, "line", _rounds(run), [run.loss_in(unit, record.heldout_loss) for record in run.trace])
         for run in runs
-    )
+    ]
+    ends = "; ".join(f"{item.name} {item.y[0]:.3f} to {item.y[-1]:.3f}" for item in series)
     return Chart(
         name="loss-by-round",
         title="Held-out loss by round",
         alt=f"Lines of held-out loss by round: {ends}.",
         x=ROUND,
-        y=Axis(LOSS),
-        series=[
-            Series(run.name, "line", _rounds(run), [_number(record.heldout_loss) for record in run.trace])
-            for run in runs
-        ],
+        y=_loss_axis(unit),
+        series=series,
     )
 
 
@@ -373,7 +381,10 @@ def weights_by_round(run: RunData) -> Chart | None:
 
 def loss_by_node(run: RunData) -> Chart:
     """Return the student's loss on each node's held-out text."""
-    losses = [[_at(record.heldout_by_node, i) for record in run.trace] for i in range(len(run.nodes))]
+    unit = run.loss_unit
+    losses = [
+        [run.loss_in(unit, _at(record.heldout_by_node, i)) for record in run.trace] for i in range(len(run.nodes))
+    ]
     series = _node_series(run.nodes, _rounds(run), losses)
     ends = ", ".join(f"{item.name} {item.y[-1]:.3f}" for item in series)
     return Chart(
@@ -381,7 +392,7 @@ def loss_by_node(run: RunData) -> Chart:
         title="The student on each node's held-out text",
         alt=f"Held-out loss on the text of each node by round; in the last: {ends}.",
         x=_node_axis(len(run.trace)),
-        y=Axis(LOSS),
+        y=_loss_axis(unit),
         series=series,
         nodes=tuple(run.nodes),
     )
@@ -449,7 +460,7 @@ def _baselines(run: RunData) -> list[Series]:
             continue
         name = "best node alone" if row is best else row.method
         kind: SeriesKind = "dots" if row.uplink_bytes else "rule"
-        series.append(Series(name, kind, [row.uplink_bytes], [_number(row.heldout_loss)]))
+        series.append(Series(name, kind, [row.uplink_bytes], [run.loss_in(run.loss_unit, row.heldout_loss)]))
     return series
 
 

@@ -16,6 +16,7 @@ not changed for a long time means `stalled`.
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,7 @@ from fpld.federation.telemetry import LOOP_TIMEOUT_SECONDS
 from fpld.progress import show_seconds
 from fpld.storage import run_folder as files
 from fpld.storage.files import parse_toml_tables, read_utf8
+from fpld.units import BITS_PER_BYTE, NATS_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -265,6 +267,25 @@ class RunData:
     def finished(self) -> bool:
         """Return whether the run wrote its result."""
         return bool(self.results)
+
+    @property
+    def loss_unit(self) -> str:
+        """Return the unit in which figures show held-out losses: that of bytes where nodes have own tokenizers."""
+        own = any(table.get("tokenizer") for table in self.node_settings)
+        return BITS_PER_BYTE if own and self._bytes_per_token is not None else NATS_PER_TOKEN
+
+    def loss_in(self, unit: str, loss: float | None) -> float:
+        """Return a loss in nats per token of the student, as the trace has it, in a unit; NaN where there is none."""
+        if loss is None:
+            return math.nan
+        if unit == NATS_PER_TOKEN:
+            return loss
+        size = self._bytes_per_token
+        return math.nan if size is None else loss / math.log(2) / size
+
+    @property
+    def _bytes_per_token(self) -> float | None:
+        return next((row.heldout_bytes_per_token for row in reversed(self.trace) if row.heldout_bytes_per_token), None)
 
     @property
     def bits_unit(self) -> str:

@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from fpld.storage.run_folder import MAIN
+from fpld.units import BITS_PER_BYTE, NATS_PER_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,8 +20,11 @@ _BEST_ALONE = "best node alone"
 _LEVELS = ("base", _BEST_ALONE, "ensemble")  # methods that send nothing, or that cannot be sent
 
 
-def summarize_seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+def summarize_seeds(results: Sequence[Sequence[Mapping[str, Any]]], *, by_byte: bool = False) -> list[Row]:
     """Return a row for each method that all seeds have: its mean loss with the standard error, and mean bytes.
+
+    Losses are in nats per token, or `by_byte` in bits per byte, for models with tokenizers of their own: then a column
+    `unit` says so.
 
     `behind` is the mean over the seeds of how far the method's loss is above the federation's, `behind_se` its standard
     error. `windows_se` is the standard error with windows of held-out text as units, where all runs have it.
@@ -32,9 +36,18 @@ def summarize_seeds(results: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]
     >>> row["method"], round(row["behind"], 6), round(row["behind_se"], 6)
     ('fedavg', 0.2, 0.1)
     """
-    tables = [{row["method"]: row for row in _with_best(rows)} for rows in results]
+    in_unit = [_by_byte(rows) for rows in results] if by_byte else results
+    tables = [{row["method"]: row for row in _with_best(rows)} for rows in in_unit]
     shared = [name for name in tables[0] if all(name in table for table in tables)]
-    return [_row(name, tables) for name in shared if not name.startswith("alone: ")]
+    unit = {"unit": BITS_PER_BYTE} if by_byte else {}
+    return [_row(name, tables) | unit for name in shared if not name.startswith("alone: ")]
+
+
+def _by_byte(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return a run's table with its losses and their differences in bits per byte: all by one factor."""
+    factor = next(row["bits_per_byte"] / row["heldout_loss"] for row in rows if row["heldout_loss"])
+    losses = "heldout_loss", "behind", "behind_se"
+    return [{**row, **{name: row[name] * factor for name in losses if row.get(name) is not None}} for row in rows]
 
 
 def _with_best(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -99,6 +112,7 @@ def draw_summary(rows: Sequence[Row], figure: FigureBase) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("uplink of all nodes and rounds (MB)")
-    axes.set_ylabel("held-out loss (nats per token),\nbars: s.e. of the difference to fpld")
+    unit = rows[0].get("unit", NATS_PER_TOKEN)
+    axes.set_ylabel(f"held-out loss ({unit}),\nbars: s.e. of the difference to fpld")
     axes.grid(alpha=0.3)
     axes.legend(loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fpld.errors import InputError
 from fpld.federation.record import entry_of, node_rounds, round_row
 from fpld.storage.files import flat_keys, parse_toml_tables
-from fpld.units import show_duration, show_size, show_time
+from fpld.units import BITS_PER_BYTE, NATS_PER_TOKEN, show_duration, show_size, show_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +20,8 @@ PERCENT = ("share", "used")
 _BITS = ("bits_allotted", "bits_sent")
 RISES = "rises"
 """The trend of a node's loss that pages mark."""
+SHORT_UNITS = {NATS_PER_TOKEN: "nats", BITS_PER_BYTE: BITS_PER_BYTE}
+"""Units of losses on a page's tiles."""
 _MIN_TREND_NATS = 0.005  # a smaller change of the loss is noise
 
 
@@ -42,7 +44,9 @@ def summary_tiles(run: RunData) -> dict[str, str]:
     tiles |= {"rounds closed": f"{len(run.trace)} of {run.planned_rounds}", "nodes": str(len(run.nodes))}
     if run.trace:
         loss = run.trace[-1].heldout_loss
-        tiles["held-out loss"] = "not evaluated" if loss is None else f"{loss:.4f} nats"
+        tiles["held-out loss"] = (
+            "not evaluated" if loss is None else f"{run.loss_in(run.loss_unit, loss):.4f} {SHORT_UNITS[run.loss_unit]}"
+        )
         sites = run.trace[-1].heldout_sites
         if loss is not None and sites is not None and len(sites) < len(run.nodes):
             tiles["held-out loss over"] = ", ".join(sites)

@@ -19,6 +19,10 @@ from fpld.federation.preflight import run_preflight
 from fpld.node.round import answer_task
 from fpld.node.spec import node_specs
 from fpld.protocol.messages import Task
+from fpld.report.charts import loss_by_bytes
+from fpld.report.run import read_run_data
+from fpld.report.seeds import summarize_seeds
+from fpld.report.tables import summary_tiles
 from fpld.storage.arrays import dump_arrays, parse_arrays, read_arrays
 from fpld.storage.run_folder import ADOPTED_MODEL, HELDOUT, TOKENIZER, numbered
 from fpld.students.heldout import HeldoutText, read_heldout
@@ -131,6 +135,18 @@ def test_models_with_three_tokenizers_teach_one_and_learn_from_it(tmp_path: Path
     # All rows are in one unit, so that bits per byte follow from the loss by one factor.
     factors = [row["bits_per_byte"] / row["heldout_loss"] for row in rows.values()]
     np.testing.assert_allclose(factors, factors[0])
+    # Figures and means over seeds have the unit that does not depend on tokens.
+    run = read_run_data(out)
+    chart = loss_by_bytes([run])
+    assert chart.y.label == "held-out loss (bits per byte)"
+    assert chart.series[0].y[-1] == pytest.approx(rows["fpld"]["bits_per_byte"])
+    levels = {series.name: series.y[0] for series in chart.series[1:]}
+    assert levels["ensemble"] == pytest.approx(rows["ensemble"]["bits_per_byte"])
+    assert summary_tiles(run)["held-out loss"] == f"{rows['fpld']['bits_per_byte']:.4f} bits per byte"
+    means = {row["method"]: row for row in summarize_seeds([list(rows.values())], by_byte=True)}
+    assert means["ensemble"]["unit"] == "bits per byte"
+    assert means["ensemble"]["heldout_loss"] == pytest.approx(rows["ensemble"]["bits_per_byte"])
+    assert means["base"]["windows_se"] == pytest.approx(rows["base"]["behind_se"] * factors[0])
     files = [load_tokenizer(out / numbered(TOKENIZER, number)).vocab for number in range(3)]
     assert files == [280, 262, 256]
     own = [spec.files.tokenizer for spec in node_specs(config)]
