@@ -65,7 +65,7 @@ def run_lines(rows: list[Row]) -> list[str]:
         ]
         for row in rows
     ]
-    head = ["method", "nats per token", "difference to fpld", "uplink", "downlink"]
+    head = ["method", rows[0].get("unit", "nats per token"), "difference to fpld", "uplink", "downlink"]
     if any(row.get("windows_se") for row in rows):  # an error that has windows of text as units, not seeds
         for line, row in zip(body, rows, strict=True):
             line.insert(3, "" if row.get("windows_se") is None else f"{row['windows_se']:.3f}")
