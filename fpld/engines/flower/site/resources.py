@@ -124,7 +124,7 @@ def _collect(reader: int, process: int, memory: int | None, seconds: float | Non
             continue
         if end is not None and time.monotonic() > end:
             raise ResourceError(f"the work took longer than the {seconds:g} s that its answer is waited for")
-        taken = own_bytes(process)
+        taken = tree_bytes(process)
         if memory is not None and taken > memory:
             raise ResourceError(
                 f"the work took {show_size(taken)} of memory, most_memory in node.toml allows {show_size(memory)}: "
@@ -141,9 +141,43 @@ def own_bytes(process: int) -> int:
         status = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
-    sizes = dict(line.partition(":")[::2] for line in status.splitlines())
-    kilobytes = (sizes[name].split()[0] for name in ("RssAnon", "RssShmem") if name in sizes)
-    return sum(1024 * int(size) for size in kilobytes)
+    return _sum_sizes(status, "RssAnon", "RssShmem")
+
+
+def tree_bytes(process: int) -> int:
+    """Return `own_bytes` of a process and of all that it has started, such as the processes of a training.
+
+    Of a descendant only its share of the memory counts that it has in common with others since its fork.
+    """
+    total = own_bytes(process)
+    waiting = _children(process)
+    while waiting:
+        child = waiting.pop()
+        total += _shared_out_bytes(child)
+        waiting += _children(child)
+    return total
+
+
+def _children(process: int) -> list[int]:
+    try:
+        tasks = list(Path(f"/proc/{process}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text(encoding="ascii").split()]
+    except OSError:  # it has ended meanwhile, or the kernel does not tell
+        return []
+
+
+def _shared_out_bytes(process: int) -> int:
+    try:
+        rollup = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    return _sum_sizes(rollup, "Pss_Anon", "Pss_Shmem")
+
+
+def _sum_sizes(text: str, *names: str) -> int:
+    """Return the bytes of some lines of a file of /proc, which have kilobytes."""
+    sizes = dict(line.partition(":")[::2] for line in text.splitlines())
+    return sum(1024 * int(sizes[name].split()[0]) for name in names if name in sizes)
 
 
 def _parse_result(data: bytes, status: int) -> list[bytes]:
