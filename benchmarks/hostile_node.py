@@ -23,7 +23,9 @@ from fpld.engines.flower.messages import (
     field_names,
     pack_fields,
     read_field,
+    unpack_task,
 )
+from fpld.protocol.messages import encode_prior_request
 from fpld.protocol.wire import CHECKSUM_BYTES, HEADER, _checksum
 from fpld.storage.files import write_atomic
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from flwr.app import Context, Message, RecordDict
+
+    from fpld.protocol import Task
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n"
 HOME = "HOSTILE_HOME"  # a variable of the environment: the node's folder
@@ -40,12 +44,13 @@ HUGE = 64 << 20
 
 @dataclass(frozen=True)
 class Scene:
-    """What an attack has: the right reply's bytes, the node's secret, its folder, and the round."""
+    """What an attack has: the right reply's bytes, the node's secret, its folder, the round, and the round's task."""
 
     right: bytes
     key: bytes
     folder: Path
     round: int
+    task: Task | None = None
 
     def kept(self, round: int) -> bytes:
         """Return the right frame of a round before."""
@@ -70,6 +75,28 @@ def flipped(scene: Scene) -> RecordDict:
     frame = bytearray(scene.right)
     frame[HEADER.size + 7] ^= 4
     return framed(bytes(frame))
+
+
+def scrambled(scene: Scene) -> RecordDict:
+    """Send random bytes for symbols, with a right header and tag."""
+    size = len(scene.right) - HEADER.size - CHECKSUM_BYTES
+    body = scene.right[: HEADER.size] + np.random.default_rng(0).bytes(size)
+    return framed(body + _checksum(body, scene.key))
+
+
+def twice(scene: Scene) -> RecordDict:
+    """Send two frames in one reply."""
+    content = framed(scene.right)
+    add_field(content, "more", scene.right, FRAME)
+    return content
+
+
+def asking(scene: Scene) -> RecordDict:
+    """Ask for all blocks of the prior, whatever was sent: again when they have come."""
+    if scene.task is None or scene.task.notes is None:
+        raise ValueError("the task has no prior that a node computes")
+    blocks = range(len(scene.task.notes.counts))
+    return framed(encode_prior_request(list(blocks), scene.task.plan, key=scene.key))
 
 
 def folded(_scene: Scene) -> RecordDict:
@@ -133,6 +160,10 @@ TRAIN: Mapping[str, Callable[[Scene], RecordDict]] = {
     "a frame coded against another plan or prior, with a right tag": lambda scene: relabelled(scene, 10, bytes(32)),
     "a frame in another node's name, with a right tag": lambda scene: relabelled(scene, 5, 0),
     "a right frame under another key": lambda scene: relabelled(scene, 0, None, key=bytes(32)),
+    "an empty frame": lambda _scene: framed(b""),
+    "random symbols, with a right tag": scrambled,
+    "two frames in one reply": twice,
+    "requests for the prior again and again": asking,
     "a frame 100 kB over its budget": lambda scene: framed(scene.right + bytes(100_000)),
     "a pickle in the place of a frame": pickled,
     "an error text of 1.5 MB with escape sequences": shouting,
@@ -144,6 +175,7 @@ TRAIN: Mapping[str, Callable[[Scene], RecordDict]] = {
 EVALUATE: Mapping[str, Callable[[Scene], RecordDict]] = {
     '"tokens": true in an evaluation': evaluated(tokens=True),
     "a loss of 4000": evaluated(loss=4000.0),
+    "a negative loss": evaluated(loss=-1.0),
     "an evaluation of another round": evaluated(round=99),
     "an evaluation with another key": evaluated(key=bytes(32)),
     "a huge name for a field": evaluated(**{ESCAPES + "y" * 50_000: 1}),
@@ -176,7 +208,7 @@ def attack(message: Message, context: Context) -> Message:
     content = reply.content
     if kind == "train":
         round = int(letter["round"])
-        scene = Scene(read_field(content, "frame", FRAME), key, home.folder, round)
+        scene = Scene(read_field(content, "frame", FRAME), key, home.folder, round, unpack_task(message.content))
         (home.folder / f"frame-{round}").write_bytes(scene.right)
         attacks = list(TRAIN.values())
         content = attacks[round - 1](scene) if round <= len(attacks) else content

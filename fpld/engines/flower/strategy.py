@@ -34,6 +34,7 @@ from fpld.engines.flower.messages import (
     check_message_size,
     content_bytes,
     downlink_by_kind,
+    field_names,
     max_message_bytes,
     pack_files,
     pack_task,
@@ -290,6 +291,9 @@ class ProbeLogitDistillation(Strategy):
         if reply.has_error():
             return explain(name, reply.error)
         try:
+            more = len(field_names(reply.content) - {"frame", "letter"})
+            if more:
+                raise ProtocolError(f"a reply must hold one frame and, at most, an evaluation, got {more} fields more")
             receipt = self._deliver(index, read_field(reply.content, "frame", FRAME))
             self.federation.count(index, uplink_by_kind(reply.content, self._tasks[index]), up=True)
             if receipt.verdict == "asked":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from benchmarks import deployment_attacks, hostile_node
 from fpld.engines.flower.client import budget_guard, frame_limit
 from fpld.engines.flower.credentials import make_node_keys, sign_message
 from fpld.engines.flower.messages import (
@@ -28,7 +29,7 @@ from fpld.errors import BudgetError, InputError, ProtocolError, QuorumError
 from fpld.protocol.wire import HEADER, encode_frame
 from fpld.registry import codecs
 from fpld.storage.run_folder import RunFolder
-from tests.engines.flower.conftest import Deployment, InProcessGrid
+from tests.engines.flower.conftest import Deployment, InProcessGrid, carried
 from tests.engines.flower.test_operations import rows
 
 if TYPE_CHECKING:
@@ -369,3 +370,36 @@ def test_a_site_is_revoked_while_the_run_goes_on(two_of_three: Deployment) -> No
     assert absent(two_of_three) == [[], [("south", "absent", "revoked")]]
     assert [kind for name, kind, _ in grid.sent if name == "south"][:2] == ["query.join", "train"]
     assert "evaluate" not in [kind for name, kind, _ in grid.sent if name == "south"]
+
+
+class HostileGrid(InProcessGrid):
+    """One node answers as `benchmarks.hostile_node` does."""
+
+    def answer(self, message: Message, size: int) -> Message | None:
+        file = self.nodes[message.metadata.dst_node_id]
+        if file.parent.name != "south":
+            return super().answer(message, size)
+        context = Context(1, message.metadata.dst_node_id, {"node": str(file)}, RecordDict(), {})
+        return carried(hostile_node.attack(message, context))[0]
+
+
+def test_a_hostile_nodes_frames_and_losses_are_refused_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what `python -m benchmarks.deployment_attacks` tries over the network, that which needs none."""
+    names = ("an empty frame", "random symbols, with a right tag", "two frames in one reply")
+    expected = {name: deployment_attacks.EXPECTED[name] for name in (*names, "requests for the prior again and again")}
+    monkeypatch.setattr(hostile_node, "TRAIN", {name: hostile_node.TRAIN[name] for name in expected})
+    monkeypatch.setattr(hostile_node, "EVALUATE", {"a negative loss": hostile_node.EVALUATE["a negative loss"]})
+    deployment = Deployment(tmp_path, [("rounds = 3", f"rounds = {len(expected) + 1}\nquorum = 2")])
+    grid = HostileGrid(deployment.node_files)
+    (deployment.node_files[2].parent / "joined").touch()  # it gives its right name
+    deployment.serve(grid)
+    lines = deployment.trace()
+    for line, (name, reason) in zip(lines, expected.items(), strict=False):
+        told = [record["reason"] for record in (*line["refused"], *line["absent"]) if record["node"] == "south"]
+        assert any(reason in each for each in told), (name, told)
+        assert line["nodes"] == ["north", "east"], name
+    told = [record["reason"] for record in lines[0]["refused"]]
+    assert any(each.startswith("did not evaluate the student: its answer's loss") for each in told)
+    assert lines[-1]["nodes"] == ["north", "east", "south"]
