@@ -16,6 +16,7 @@ What is read, by name:
     speed, growth, pretrained-steps, flower-patches,
     sampling, tiers                                             out/bench
     fleet                                                       the folder of `python -m benchmarks.fleet --out`
+    texts, texts-records, texts-bytes                           that of `python -m benchmarks.texts --out`
     written                                                     one with folders of `fpld run PRESET --seeds` in it
 
 `make results` then writes the tables. A file whose rows are rounded says so in a `note`.
@@ -336,6 +337,9 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "fleet": take_study("fleet"),
     "pretrained-steps": take_study("pretrained-steps"),
     "flower-patches": take_study("flower-patches"),
+    "texts": take_study("texts"),
+    "texts-records": take_study("texts-records"),
+    "texts-bytes": take_study("texts-bytes"),
     "sampling": take_study("sampling"),
     "tiers": take_study("tiers"),
     "lead": take_csv("lead.csv", "python -m benchmarks.lead --out out/lead"),

@@ -212,6 +212,27 @@ def step_lines(rows: list[Row]) -> list[str]:
     return grid(("step", "seconds for 512 tokens"), [[row["step"], f"{row['seconds']:.1f}"] for row in rows])
 
 
+def text_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each size of text that was prepared."""
+    names = {
+        "documents": "documents",
+        "seconds": "prepared in, s",
+        "mb_per_second": "MB/s",
+        "ratio": "rate to `tokenizers`",
+        "cpu_ratio": "by processor time",
+        "peak_mb": "peak, MB",
+        "again_seconds": "second start, s",
+        "step_ms": "step, ms",
+        "draw_us": "its windows, µs",
+        "search_seconds": "search, s",
+        "growth_mb": "growth, MB",
+        "train_peak_mb": "peak in training, MB",
+    }
+    there = [name for name in names if any(row[name] is not None for row in rows)]
+    body = [[f"{row['mb']:,.0f} MB", *(f"{row[name]:,}" for name in there)] for row in rows]
+    return grid(("text", *(names[name] for name in there)), body)
+
+
 def fleet_lines(rows: list[Row]) -> list[str]:
     """Return a line for each number of nodes over a real SuperLink."""
     names = {
@@ -449,6 +470,9 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "pretrained-steps": step_lines,
     "lead": lead_lines,
     "flower-patches": patch_lines,
+    "texts": text_lines,
+    "texts-records": text_lines,
+    "texts-bytes": text_lines,
     "sampling": sampling_lines,
     "tiers": tier_lines,
     "adaptive": adaptive_lines,

@@ -28,6 +28,7 @@ OTHERS = {
     "fpld.data.probe._MAX_PERMUTED",  # how windows are chosen, not how many
     "fpld.data.documents.MAX_EXCESS",  # from which share on a document is split
     "fpld.data.token_stream._MAX_DRAWS",  # of windows, until one has a part of an answer
+    "fpld.data.token_stream._MAX_OPEN_PACKS",  # handles of files, which are opened again
     "fpld.students.llama2c._MAX_SIZE",  # what a header of a model may say
     "fpld.federation.evaluation._MAX_EXPONENT",  # of a float
     "fpld.federation.record._MAX_SAMPLE_CHARACTERS",  # what a reader accepts: far more than is ever written

@@ -508,7 +508,7 @@ MORE = (
     ),
     Row(
         "a disk fills up while a large text is prepared",
-        "typed error; nothing half-written stays, and it goes on from the last whole pack",
+        "typed error; nothing half-written stays, and it continues from the last whole pack",
         (
             STORED + "test_a_disk_that_fills_up_while_a_text_is_prepared",
             STORED + "test_a_full_disk_is_said_and_leaves_whole_packs",
