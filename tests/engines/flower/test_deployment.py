@@ -93,14 +93,14 @@ def test_stock_flower_gives_the_same_after_a_kill(machines: Callable[..., Machin
 
     The node `east` alone has all patches, at a SuperLink without any: either end may have them without the other.
 
-    A node is killed in the first round, the SuperLink in the second, and in the third the aggregator with all that it
-    has started. Trace and student are those of the undisturbed run, bit for bit: so are those of the patched
-    deployment (`test_kills`).
+    The SuperLink is killed in the first round, while nodes train, and in the second the aggregator with all that it has
+    started. Trace and student are those of the undisturbed run, bit for bit: so are those of the patched deployment
+    (`test_kills`), where nodes are killed too. Here a killed node is let in after a minute, and may miss the round.
     """
     some = machines(
         ("[engine]", '[engine]\npatches = "none"'),
         ("rounds = 3", "rounds = 3\ndeadline = 300.0"),
-        ("[local]\nsteps = 25", "[local]\nsteps = 250"),
+        ("[local]\nsteps = 25", "[local]\nsteps = 1200"),
     )
     for name in ("north", "south"):
         file = some.folder / "nodes" / name / "node.toml"
@@ -109,16 +109,13 @@ def test_stock_flower_gives_the_same_after_a_kill(machines: Callable[..., Machin
     some.start_all()
     logs = [some.folder / "nodes" / name / "log.txt" for name in NAMES]
     some.wait_for(lambda: all(log.exists() and "round 1: training" in log.read_text() for log in logs), 300)
-    some.kill("south")
-    some.node("south")
-    some.wait_for(lambda: "round 2: local training" in some.said("aggregator"), 300)
     for mark in ("FPLD_PINNED", "fpld.engines.flower.patches"):
         patched = set(some.processes(holding=mark))
         assert patched
         assert patched <= set(some.processes(holding="nodes/east/"))
     (superlink,) = some.processes(holding="--database")
     os.kill(superlink, signal.SIGKILL)
-    some.wait_for(lambda: "round 3: local training" in some.said("aggregator"), 300)
+    some.wait_for(lambda: "round 2: local training" in some.said("aggregator"), 300)
     assert "flower-superlink stopped" in some.said("aggregator")
     some.kill("aggregator")
     some.wait_for(lambda: not some.processes(holding=str(some.folder / "flower/flower")), 60)

@@ -169,6 +169,11 @@ def services(monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
 def test_compose_image_and_configuration_agree() -> None:
     assert f"USER {USER}" in RECIPE
     assert "--read-only" in RECIPE
+    # Kernels are compiled as the user that runs them, with their cache set, and before the volume hides the place.
+    order = [
+        RECIPE.index(line) for line in ("NUMBA_CACHE_DIR=/srv/fpld", f"\nUSER {USER}", "fpld warm; fi", "\nVOLUME")
+    ]
+    assert order == sorted(order)
     config, _ = read_config(ROOT / "deploy/consortium.toml")
     assert [node.name for node in config.nodes] == list(NAMES)
     assert set(SERVICES) == {"prepare", "aggregator", *NAMES}
