@@ -336,6 +336,8 @@ MORE = (
         (
             INPUTS + "test_keys_and_values_reach_a_terminal_without_escape_sequences_and_cut",
             INPUTS + "test_texts_reach_a_terminal_without_escape_sequences",
+            INPUTS + "test_generated_text_reaches_a_terminal_without_escape_sequences",
+            INPUTS + "test_what_a_student_writes_reaches_no_terminal_and_no_page_as_it_is",
             INPUTS + "test_texts_reach_a_page_without_marks_that_turn_them",
         ),
     ),
@@ -378,7 +380,10 @@ MORE = (
     Row(
         "private training that ends in an error, or is killed",
         "what it spends is in the ledger from the moment when it begins",
-        ("engines/flower/test_privacy.py::test_private_training_that_ends_in_an_error_is_in_the_ledger",),
+        (
+            "engines/flower/test_privacy.py::test_private_training_that_ends_in_an_error_is_in_the_ledger",
+            SITES + "test_private_training_that_was_killed_is_spent",
+        ),
     ),
     Row(
         "a task of some hundred bytes that claims 2^32 contexts, with a wrong tag or a right one",
@@ -453,7 +458,12 @@ MORE = (
     Row(
         "a worker process of a run is killed",
         "reported in a sentence, and the run can be resumed",
-        (INPUTS + "test_a_lost_worker_is_said", INPUTS + "test_a_command_without_memory_says_so"),
+        (
+            INPUTS + "test_a_lost_worker_is_said",
+            "federation/test_crash.py::test_a_run_that_loses_a_worker_says_so_and_is_resumed_to_the_same_student",
+            INPUTS + "test_a_command_without_memory_says_so",
+            INPUTS + "test_a_run_without_address_space_says_so",
+        ),
     ),
     Row(
         "a batch or worker processes beyond reason, 50,000 unknown tables, a key of 50,000 parts, `/dev/zero` as text",
@@ -534,19 +544,21 @@ Each fault with what is guaranteed and the tests that hold it. `python -m tests.
 FUZZ = """\
 ## Fuzzing
 
-`make fuzz` (`python -m tests.fuzz --minutes 30`) tries hostile input of ten kinds: the table names them. Payloads are
-of every codec, with right checksums. Protocol events come in any order, beside a count of their own. Folders of runs
-are shown and resumed. With `--bounds` the kernels check every index. Only typed errors may come of them, and nothing
-damaged may be used in silence. The command prints what it tried; an example is named by target, seed and number. A
-slice of each is in `tests/fuzz/test_fuzz.py`, one with bounds checks too.
+`make fuzz` (`python -m tests.fuzz --minutes 30`) tries hostile input of the kinds in the table. Payloads are of every
+codec, with right checksums. Tasks claim any sizes, and those under wrong tags must not be parsed. Protocol events come
+in any order, beside a count of their own. Folders of runs are shown and resumed. With `--bounds` the kernels check
+every index. Only typed errors may come of them, and nothing damaged may be used in silence. The command prints what it
+tried; an example is named by target, seed and number. A slice of each is in `tests/fuzz/test_fuzz.py`, one with bounds
+checks too.
 """
 KILLS = """\
 ## Killed and damaged runs
 
 `python -m benchmarks.kill_and_resume` kills runs (n-gram students, two worker processes, FedAvg beside) with SIGKILL at
-random moments, together with their workers, and resumes them. With `--damage` one file of a stopped run is changed:
-some bits flipped, its end cut off, emptied, or that of a run with another seed in its place. Students, table and trace
-are compared with those of an undisturbed run, bit for bit.
+random moments, together with their workers, and resumes them. With `--workers` one worker process is killed: the run
+must end by itself and say why. With `--damage` one file of a stopped run is changed: some bits flipped, its end cut
+off, emptied, or that of a run with another seed in its place. Students, table and trace are compared with those of an
+undisturbed run, bit for bit.
 """
 LAB = """\
 ## Killed deployments
@@ -578,7 +590,7 @@ def measured() -> list[str]:
     parts = ["", FUZZ, _ran(found["fuzz"]), "| tried | number |", "|---|---|"]
     parts += [f"| {name} | {count:,} |" for name, count in found["fuzz"]["counts"].items()]
     parts += [f"| **failures** | **{found['fuzz']['failures']}** |", "", KILLS]
-    for name in ("kills", "damage"):
+    for name in ("kills", "workers", "damage"):
         if name in found:
             parts += [f"- {_ran(found[name])} **{found[name]['result']}**"]
     if "lab" in found:
