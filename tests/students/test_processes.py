@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from fpld.students import Student
 
+log = logging.getLogger(__name__)
+
 V = 64
 T = 16
 TEXT = np.random.default_rng(0).integers(8, size=2000).astype(np.int32)
@@ -78,6 +80,8 @@ def trained(student: Student, tokens: Any = TEXT) -> tuple[float, float, np.ndar
 
 
 def check_same(some: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    losses = max(abs(a / b - 1) for a, b in zip(some[:2], other[:2], strict=True))
+    log.info("losses differ by %.1e of their size, logits by %.1e at most", losses, np.abs(some[2] - other[2]).max())
     assert some[:2] == pytest.approx(other[:2], rel=LOSS, abs=LOSS)
     np.testing.assert_allclose(some[2], other[2], atol=LOGITS)
 

@@ -55,14 +55,13 @@ may_send = ["labels"]
 # How much of the text is used (default: all of it, or what the run asks for if that is less):
 # limit = 50000000           # bytes, held-out text and all: a sample of the documents
 
-# What the node computes with (defaults: a GPU where there is one, one thread, no limit of memory):
+# What the node computes with (defaults: a GPU where there is one, one thread):
 # device = "cpu"            # or cuda, mps, auto
 # threads = 4
 # dtype = "float32"         # of the steps of training: or bfloat16, float16, auto
 # at_once = "auto"          # windows of a minibatch that are computed at a time: a number, or as many as fit
 # processes = 2             # of each training: one for each GPU
 # shard = true              # each of them holds only a share of a pretrained model's weights
-# most_memory = 8000000000   # bytes
 
 # What the node insists on (leave out what does not matter):
 # probe = "SHA-256 of the probe set that may be asked"
@@ -78,7 +77,7 @@ may_send = ["labels"]
 # unit = "document"             # of what: a document, or a "window" of tokens
 # show_own_loss = true          # tell the aggregator the loss of this node's own models too, for the report
 # models = ["/srv/models/llama"]  # the pretrained models on this machine that a run may load (default: none)
-# most_memory = 8000000000      # bytes of memory that the work may take: beyond it the work is ended, and logged
+# most_memory = 8000000000      # bytes that the work may take, of memory and of a GPU: beyond it the work is ended
 # patches = ["installed_app"]   # of Flower at this node (docs/deploy.md); "none": code of a run is executed here
 # port = 9094               # the port that Flower uses on this machine itself (default: one that is free)
 """
