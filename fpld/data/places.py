@@ -41,6 +41,8 @@ PLACES_FORMAT = "fpld-places-1"
 
 _WORD = re.compile(r"(?<=\S) (?=\S)")  # the one blank between two words
 _MAX_PASSAGE_BYTES = 1 << 16
+_SAMPLE_BLOCKS = 200  # blocks of public text that `fpld check` lets a tokenizer read
+_SAMPLE_WORDS = 64  # words of such a block
 _BLOCK_PASSAGES = 16  # passages of a block, which are drawn together
 
 
@@ -140,8 +142,8 @@ class PlaceProbe:
         if len(kept) < wanted:
             worst = "".join(f"; {count} could not be read by {name}" for name, count in unread.most_common(1))
             raise InputError(
-                f"contexts={contexts} is more than the public text offers: {wanted} passages of {length} positions were "
-                f"asked for, and all models can read {len(kept)}{worst}"
+                f"contexts={contexts} is more than the public text offers: {wanted} passages of {length} positions "
+                f"were asked for, and all models can read {len(kept)}{worst}"
             )
         # In text order; a stable sort keeps that of the passages of a block.
         chosen = sorted(kept[:wanted], key=lambda passage: passage[0])
@@ -307,6 +309,21 @@ def _passages(
         if all(_readable(reader, passage, offsets) for reader in readers):
             yield passage, offsets
         first = blanks.index(stop)
+
+
+def unreadable_share(texts: Iterable[str], strings: TokenStrings) -> float:
+    """Return which share of passages of public texts a tokenizer does not give back byte by byte, of a sample."""
+    blocks = [block for text in texts for block in _blocks(text, _SAMPLE_WORDS // _BLOCK_PASSAGES)]
+    some = blocks[:: max(len(blocks) // _SAMPLE_BLOCKS, 1)]
+    return sum(not _spells(strings, block) for block in some) / max(len(some), 1)
+
+
+def _spells(strings: TokenStrings, text: str) -> bool:
+    try:
+        strings.spell(text)
+    except InputError:
+        return False
+    return True
 
 
 def _continuation(data: bytes, start: int, most: int) -> bytes:

@@ -19,7 +19,8 @@ from fpld.config.paths import SOURCE, model_places, show_place, text_places
 from fpld.data.documents import of_label
 from fpld.data.fetch import ARCHIVES, cache_folder
 from fpld.data.hub import hub_hint
-from fpld.data.stored import is_measured
+from fpld.data.places import unreadable_share
+from fpld.data.stored import document_texts, is_measured
 from fpld.errors import FpldError, InputError
 from fpld.federation.prepare import deal, public_documents, read_corpus, sample_public
 from fpld.federation.state import configured_budget, update_budget
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 MAX_READ_BYTES = 200_000_000
 """Bytes of text that are read for a check; of a larger text only its existence is checked."""
+_MAX_UNREAD = 0.5  # of the public text: with more of it left out, little is drawn from
+
 T = TypeVar("T")
 
 
@@ -56,6 +59,7 @@ class Preflight:
     def __init__(self, config: Config, *, local: bool) -> None:
         self._config = config
         self._local = local
+        self._public_sample: Sequence[Document] = ()  # empty where the public text is not read
 
     def findings(self) -> list[Finding]:
         """Return all findings, in the order of the sections."""
@@ -97,6 +101,7 @@ class Preflight:
         yield from problems
         if public is not None:
             sample = sample_public(config, public)
+            self._public_sample = sample
             size = data.total_size(public)
             use = data.TextUse("public text", len(public), size, data.total_size(sample), 0, "probe.limit")
             more = f"; {use.left_out}" if use.left_out else ""
@@ -250,16 +255,28 @@ class Preflight:
         for index in (None, *range(len(self._config.nodes))):
             if index is None or self._config.nodes[index].tokenizer is not None:
                 key = "tokenizer" if index is None else f"nodes[{index}].tokenizer"
-                yield from _tried(key, partial(self._spelling, index))[1]
+                unread, problems = _tried(key, partial(self._spelling, index))
+                yield from problems
+                if unread:
+                    says = f"does not give back {unread:.0%} of the public text byte by byte: that part is left out"
+                    yield Finding(key, says, wrong=unread > _MAX_UNREAD)
 
-    def _spelling(self, index: int | None) -> None:
-        """Refuse the tokenizer of a pretrained model whose tokens are not the bytes of the text."""
+    def _spelling(self, index: int | None) -> float:
+        """Return which share of the public text the tokenizer of a pretrained model changes, of a sample.
+
+        Raises
+        ------
+        InputError
+            If its tokens are not the bytes of the text.
+        """
         choice = self._config.tokenizer_choice(index)
         if choice.kind == "huggingface" and choice.path:
             from fpld.students.pretrained import model_tokenizer
 
             _here(choice.path)
-            data.TokenStrings(model_tokenizer(choice.path))
+            strings = data.TokenStrings(model_tokenizer(choice.path))
+            return unreadable_share(document_texts(self._public_sample), strings)
+        return 0.0
 
     @cached_property
     def _model_tokenizer(self) -> Tokenizer:

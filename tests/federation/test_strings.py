@@ -284,6 +284,24 @@ def test_a_tokenizer_that_loses_bytes_is_found_before_the_run(tmp_path: Path) ->
     assert "BertNormalizer" in wrong[0].says
 
 
+@pytest.mark.parametrize(("marked", "wrong"), [(1, False), (60, True)])
+def test_public_text_that_a_tokenizer_changes_is_found_before_the_run(marked: int, wrong: bool, tmp_path: Path) -> None:
+    import transformers
+
+    write_texts(tmp_path)
+    # SentencePiece writes its mark for blanks, and gives blanks back for a mark that the text has.
+    for number in range(marked):
+        (tmp_path / "texts/public" / f"marked-{number}.txt").write_text("the \u2581 of and to in " * 40)
+    tokenizer = sentencepiece()
+    folder = make_llama(tmp_path / "llama", tokenizer.vocab)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer._backend).save_pretrained(folder)
+    own = f'tokenizer = {{kind = "huggingface", path = "{folder}"}}'
+    config, _ = read(tmp_path, ('tokenizer = {kind = "bpe", vocab = 262}', own))
+    (found,) = [finding for finding in run_preflight(config, local=True) if finding.key == "nodes[1].tokenizer"]
+    assert "of the public text byte by byte" in found.says
+    assert found.wrong == wrong
+
+
 @pytest.mark.slow
 def test_a_llama_with_a_sentencepiece_vocabulary_takes_part(tmp_path: Path) -> None:
     import transformers
