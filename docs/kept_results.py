@@ -87,25 +87,69 @@ def take_runs(name: str, folder: Path) -> Row:
     return {"command": command + "".join(changed), **found}
 
 
-def take_nodes(folder: Path) -> Row:
-    """Return means over seeds of what a federation of models that differ brought each node."""
-    found: Row = json.loads((folder / "seeds.json").read_text())
-    rows: dict[str, list[Row]] = {}
-    for seed in found["seeds"]:
-        run = folder / f"seed-{seed}"
-        table = {row["method"]: row["heldout_loss"] for row in json.loads((run / "result.json").read_text())}
-        for row in json.loads((run / "own.json").read_text()):
-            rows.setdefault(row["node"], []).append(row | {"longer_all": table[f"alone longer: {row['node']}"]})
+def take_nodes(preset: str) -> Callable[[Path], Row]:
+    """Return a function that reads what a federation of models that differ brought each node: means over seeds.
+
+    Losses are in the unit of the runs' own table. `ahead` is how far a node's model is ahead of the same model alone
+    for as many steps, with an error between seeds and one that has windows of text as units.
+    """
+
+    def found(folder: Path) -> Row:
+        listed: Row = json.loads((folder / "seeds.json").read_text())
+        unit = {key: row[key] for row in listed["rows"][:1] for key in ("unit",) if key in row}
+        runs: dict[str, list[Row]] = {}
+        for seed in listed["seeds"]:
+            for row in _own_models(folder / f"seed-{seed}", by_byte=bool(unit)):
+                runs.setdefault(row["node"], []).append(row)
+        rows = [{"node": node, **_mean_model(own), **unit} for node, own in runs.items()]
+        seeds = ",".join(map(str, listed["seeds"]))
+        return {"command": f"fpld run {preset} --seeds {seeds}", "seeds": listed["seeds"], "rows": rows}
+
+    return found
+
+
+def _own_models(run: Path, *, by_byte: bool) -> list[Row]:
+    """Return the rows of own.json with the loss of the same model alone for as long, in bits per byte if asked."""
+    table = {row["method"]: row for row in json.loads((run / "result.json").read_text())}
+    factor = table["fpld"]["bits_per_byte"] / table["fpld"]["heldout_loss"] if by_byte else 1.0
+    rows = []
+    for row in json.loads((run / "own.json").read_text()):
+        losses = {**row, "longer_all": table[f"alone longer: {row['node']}"]["heldout_loss"]}
+        scaled = {name: value * factor for name, value in losses.items() if isinstance(value, float)}
+        rows.append({"node": row["node"], **scaled})
+    return rows
+
+
+def _mean_model(runs: list[Row]) -> Row:
+    mean: Row = {}
+    for name in ("alone", "own", "alone_all", "longer_all", "own_all"):
+        mean[name], mean[f"{name}_se"] = mean_and_error([run[name] for run in runs])
+    mean["least_gain"] = min(run["alone_all"] - run["own_all"] for run in runs)
+    if all("ahead" in run for run in runs):
+        mean["ahead"], mean["ahead_se"] = mean_and_error([run["ahead"] for run in runs])
+        mean["windows_se"] = math.hypot(*(run["ahead_se"] for run in runs)) / len(runs)
+    return mean
+
+
+def take_strings(folder: Path) -> Row:
+    """Return means over seeds of students over tokens and over strings, with the gain over the model before."""
+    rows = read_csv(folder / "strings.csv")
+    seeds = sorted({int(row["seed"]) for row in rows})
+    key = ("model", "student", "symbols", "symbol_bytes", "marked", "bits")
+    losses: dict[tuple[Any, ...], dict[int, float]] = {}
+    for row in rows:
+        losses.setdefault(tuple(row[name] for name in key), {})[int(row["seed"])] = row["loss"]
+    before = {case[0].partition(",")[0]: own for case, own in losses.items() if case[0].endswith(", before")}
     means = []
-    for node, runs in rows.items():
-        mean: Row = {"node": node}
-        for name in ("alone", "own", "alone_all", "longer_all", "own_all"):
-            mean[name], mean[f"{name}_se"] = mean_and_error([run[name] for run in runs])
-        gains = [run["alone_all"] - run["own_all"] for run in runs]
-        mean["least_gain"] = min(gains)
+    for case, own in losses.items():
+        mean: Row = dict(zip(key, case, strict=True))
+        mean["loss"], mean["loss_se"] = mean_and_error([own[seed] for seed in seeds])
+        if mean["model"] == "student":
+            gains = [before[mean["student"]][seed] - own[seed] for seed in seeds]
+            mean["gain"], mean["gain_se"] = mean_and_error(gains)
         means.append(mean)
-    listed = ",".join(map(str, found["seeds"]))
-    return {"command": f"fpld run heterogeneous-models --seeds {listed}", "seeds": found["seeds"], "rows": means}
+    command = f"python -m benchmarks.strings --seeds {','.join(map(str, seeds))} --out out/strings"
+    return {"command": command, "seeds": seeds, "rows": means}
 
 
 def take_written(folder: Path) -> Row:
@@ -320,7 +364,9 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 CODECS = "fpld bench codecs --peers benchmarks.peers --scene gaussian zipf zipf-peaked students-1 students-3"
 TAKEN: dict[str, Callable[[Path], Row]] = {
-    "nodes": take_nodes,
+    "nodes": take_nodes("heterogeneous-models"),
+    "families-nodes": take_nodes("families"),
+    "strings": take_strings,
     "written": take_written,
     "equal-bytes": take_students,
     "privacy": take_privacy,

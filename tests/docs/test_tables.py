@@ -208,6 +208,41 @@ def test_students_at_equal_bytes_are_paired_by_seed(tmp_path: Path) -> None:
     )
 
 
+def test_own_models_are_paired_with_those_alone_for_as_long(tmp_path: Path) -> None:
+    """Two runs whose losses are half as many bits per byte as nats."""
+    rows = [{"method": "fpld", "heldout_loss": 4.0, "unit": "bits per byte"}]
+    (tmp_path / "seeds.json").write_text(json.dumps({"seeds": [0, 1], "rows": rows}))
+    for seed, longer in ((0, 5.0), (1, 5.4)):
+        run = tmp_path / f"seed-{seed}"
+        run.mkdir()
+        table = [("fpld", 4.0), ("alone longer: north", longer)]
+        result = [{"method": name, "heldout_loss": loss, "bits_per_byte": loss / 2} for name, loss in table]
+        (run / "result.json").write_text(json.dumps(result))
+        own = {"alone": 6.0, "own": 4.5, "alone_all": 6.0, "own_all": 4.8, "ahead": longer - 4.8, "ahead_se": 0.06}
+        (run / "own.json").write_text(json.dumps([{"node": "north", **own}]))
+    (row,) = kept_results.take_nodes("families")(tmp_path)["rows"]
+    assert (row["own_all"], row["longer_all"], row["least_gain"]) == pytest.approx((2.4, 2.6, 0.6))
+    assert (row["ahead"], row["ahead_se"]) == pytest.approx((0.2, 0.1))
+    assert row["windows_se"] == pytest.approx(0.03 / 2**0.5)
+    lines = table_lines.node_lines([row])
+    assert "node (bits per byte)" in lines[0]
+    assert lines[2].endswith("| +0.200 ± 0.100 | 0.021 |")
+
+
+def test_students_over_strings_are_paired_with_the_model_before(tmp_path: Path) -> None:
+    lines = ["seed,model,student,symbols,symbol_bytes,marked,bits,loss"]
+    for seed, loss in ((0, 2.0), (1, 2.4)):
+        lines += [f'{seed},"B, before",,,,,,3.0', f"{seed},student,B,2048,12,True,60.0,{loss}"]
+    (tmp_path / "strings.csv").write_text("\n".join(lines))
+    found = kept_results.take_strings(tmp_path)
+    before, student = found["rows"]
+    assert found["seeds"] == [0, 1]
+    assert "gain" not in before
+    assert (student["loss"], student["gain"], student["gain_se"]) == pytest.approx((2.2, 0.8, 0.2))
+    last = "| student B | 2,048 symbols of 12 bytes, marked | 60 bits | 2.200 ± 0.200 | 0.800 ± 0.200 |"
+    assert table_lines.string_lines(found["rows"])[3] == last
+
+
 def _loss(row: dict[str, Any]) -> float:
     return float(row["heldout_loss"])
 
