@@ -87,8 +87,29 @@ def node_lines(rows: list[Row]) -> list[str]:
     """Return what a federation brought each node: its own model's loss before and after."""
     names = "alone", "own", "alone_all", "longer_all", "own_all"
     body = [[row["node"], *(shown(row[name], row[f"{name}_se"]) for name in names)] for row in rows]
-    head = ("own text: alone", "own text: after", "all texts: alone", "all texts: alone, as long", "all texts: after")
-    return grid(("node", *head), body)
+    head = ["own text: alone", "own text: after", "all texts: alone", "all texts: alone, as long", "all texts: after"]
+    if all("ahead" in row for row in rows):  # of the same model alone for as long
+        for line, row in zip(body, rows, strict=True):
+            line += [shown(row["ahead"], row["ahead_se"], sign="+"), f"{row['windows_se']:.3f}"]
+        head += ["ahead of alone, as long", "error by windows"]
+    unit = f"node ({rows[0]['unit']})" if "unit" in rows[0] else "node"
+    return grid((unit, *head), body)
+
+
+def string_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each model before, the teacher, and each student over tokens or over strings."""
+    body = []
+    for row in rows:
+        who = f"student {row['student']}" if row["model"] == "student" else row["model"]
+        over = (
+            "tokens" if row["symbols"] is None else f"{row['symbols']:,.0f} symbols of {row['symbol_bytes']:.0f} bytes"
+        )
+        marked = ", marked" if row["marked"] == "True" else ""
+        labels = "exact" if row["bits"] is None else f"{row['bits']:g} bits"
+        learnt = [over + marked, labels] if row["model"] == "student" else ["", ""]
+        gain = shown(row["gain"], row["gain_se"]) if "gain" in row else ""
+        body.append([who, *learnt, shown(row["loss"], row["loss_se"]), gain])
+    return grid(("model", "labels over", "labels", "bits per byte", "gain"), body)
 
 
 def written_lines(rows: list[Row]) -> list[str]:
@@ -456,6 +477,8 @@ def _healed(seconds: list[float | None]) -> str:
 
 LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "nodes": node_lines,
+    "families-nodes": node_lines,
+    "strings": string_lines,
     "written": written_lines,
     "equal-bytes": student_lines,
     "privacy": privacy_lines,
