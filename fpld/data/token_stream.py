@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _BLOCK_TOKENS = 1 << 18  # of a stream, read at once: what is computed of them stays in the cache of a core
 _ANSWERS = "answers."  # before the names of the arrays that say which tokens are learnt
 _MAX_DRAWS = 10_000  # of a place, until one is found that is learnt
-_MAX_OPEN_PACKS = 64  # of a stream: a process has a thousand file handles, or fewer
+_MAX_OPEN_PACKS = 128  # of a stream: a process has a thousand file handles, or fewer
 
 
 class TokenPack(NamedTuple):
@@ -92,19 +92,6 @@ class _OpenPack:
         if len(data) != wanted:
             raise InputError(f"{self._path}, with tokens of the text, has become shorter: start the run again")
         return np.frombuffer(data, self._kind)
-
-    def at(self, offsets: Array) -> Array:
-        """Read the tokens at offsets: those that follow each other at once, as the tokens of a window do."""
-        tokens = np.empty(len(offsets), self._kind)
-        steps = np.diff(offsets)
-        # A place that is repeated, as the padding of windows is, belongs to the range before it.
-        bounds = [0, *(np.flatnonzero((steps != 1) & (steps != 0)) + 1).tolist(), len(offsets)]
-        for start, stop in pairwise(bounds):
-            places = offsets[start:stop]
-            first = int(places[0])
-            part = self.read(first, int(places[-1]) + 1)
-            tokens[start:stop] = part if len(part) == stop - start else part[places - first]
-        return tokens
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -181,10 +168,18 @@ class TokenStream:
         packs = self._segments.packs[segments]
         offsets = places + self._origins[segments]
         tokens = np.empty(len(places), np.int32)
-        for pack in np.unique(packs).tolist():
-            here = packs == pack
-            tokens[here] = self._pack(pack).at(offsets[here])
-        if len(tokens) and (int(tokens.max()) >= self.vocab or int(tokens.min()) < 0):
+        if not len(places):
+            return tokens
+        # Tokens that follow each other, as those of a window do, are read at once. A place that is repeated, as the
+        # padding of windows is, belongs to the range before it.
+        steps = np.diff(offsets)
+        breaks = (steps != 1) & (steps != 0) | (np.diff(packs) != 0)
+        for start, stop in pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(places)]):
+            inside = offsets[start:stop]
+            first = int(inside[0])
+            part = self._pack(int(packs[start])).read(first, int(inside[-1]) + 1)
+            tokens[start:stop] = part if len(part) == len(inside) else part[inside - first]
+        if int(tokens.max()) >= self.vocab or int(tokens.min()) < 0:
             raise InputError(
                 f"{self._packs[int(packs[0])].path.parent} is damaged: it has a token beyond the vocabulary of "
                 f"{self.vocab}; delete the folder, and start the run again"
