@@ -12,13 +12,14 @@ import pytest
 
 from benchmarks.adaptive import Scales, half_reach, reach_of, worst_labels
 from benchmarks.attacks import ATTACKS, COMMON, TOKEN, TRIGGERS, Trigger, View
-from benchmarks.byzantine import Cell, add_row, read_rows
+from benchmarks.byzantine import HIDDEN_TRUST, Cell, add_row, read_rows
 from docs import kept_results, table_lines
 from fpld.numerics import softmax
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from benchmarks.byzantine import Federation
     from fpld.types import Array
 
 K = 6
@@ -70,6 +71,19 @@ def test_adaptive_labels_keep_near_the_reach_in_every_view() -> None:
         np.square(worst_labels(honest, scales(), each, WEIGHT) - honest).sum(axis=1).mean() for each in (reach, free)
     )
     assert near < 2 * reach.each < far
+
+
+@pytest.mark.parametrize("name", ["hidden-lma", "adaptive"])
+def test_attackers_that_hide_keep_their_trust_and_do_some_of_their_harm(name: str, federation: Federation) -> None:
+    round = federation.first_round
+    openly = federation.labels(name, round)
+    hidden = federation.hidden(openly, "guarded", "samples", round)
+    trust = federation.audited_trust(federation.replies(hidden, "guarded", "samples", round))
+    assert trust[-2:].min() >= HIDDEN_TRUST
+    honest = federation._honest_mean()
+    moved = np.square(hidden.logits[-1] - honest).sum()
+    assert 0 < moved <= np.square(openly.logits[-1] - honest).sum()
+    assert federation.expected_target(hidden, trust).shape == honest.shape
 
 
 def test_a_trigger_is_one_token_or_several_in_their_order() -> None:
