@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fpld.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fpld.report.charts import Axis, Chart, Series
 
 CHART_INCHES = (8.0, 4.2)
+_BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def save_figure(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> list[Path]:
@@ -77,8 +78,8 @@ def draw_chart(chart: Chart, figure: Figure) -> None:
             below = [heights.get(v, 0.0) for v in x]
             axes.bar(x, series.y, 0.7, bottom=below, color=colour, label=_plain(series.name))
             heights.update({v: b + y for v, b, y in zip(x, below, series.y, strict=True)})
-    _axis(axes, chart.x, "x")
-    _axis(axes, chart.y, "y")
+    _axis(axes, chart.x, "x", [value for series in shown if series.kind != "rule" for value in series.x])
+    _axis(axes, chart.y, "y", [value for series in shown for value in series.y])
     if places:
         step = max(len(places) // 20, 1)
         axes.set_xticks(list(places.values())[::step], [_plain(str(name)) for name in list(places)[::step]])
@@ -92,15 +93,21 @@ def _places(shown: list[Series]) -> dict[object, int]:
     return {name: i for i, name in enumerate(dict.fromkeys(x for series in shown for x in series.x))}
 
 
-def _axis(axes: Axes, axis: Axis, which: str) -> None:
-    from matplotlib.ticker import EngFormatter
+def _axis(axes: Axes, axis: Axis, which: str, values: Sequence[Any]) -> None:
+    from matplotlib.ticker import EngFormatter, FuncFormatter
 
     (axes.set_xlabel if which == "x" else axes.set_ylabel)(_plain(axis.label))
     target = axes.xaxis if which == "x" else axes.yaxis
     if axis.scale == "log":
         (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     if axis.unit == "B":
-        target.set_major_formatter(EngFormatter(unit="B"))
+        positive = [value for value in values if value > 0] or [1.0]
+        # In one unit, that of the largest number, unless they span a million or more.
+        wide = max(positive) > 1e6 * min(positive)
+        size, unit = next((pair for pair in _BYTE_UNITS if max(positive) >= pair[0]), _BYTE_UNITS[-1])
+        target.set_major_formatter(
+            EngFormatter(unit="B") if wide else FuncFormatter(lambda value, _place: f"{value / size:g} {unit}")
+        )
 
 
 def _plain(text: str) -> str:

@@ -11,8 +11,9 @@ import pytest
 from fpld import config as configuration
 from fpld.engines.local import LocalEngine
 from fpld.engines.pool import Inline
-from fpld.federation.callbacks import ProgressFile
+from fpld.federation.callbacks import ProgressFile, RoundLog
 from fpld.federation.prepare import prepare
+from fpld.federation.record import RoundRecord
 from fpld.federation.rounds import Federation
 from fpld.protocol import Receipt
 from fpld.storage.run_folder import BEST_STUDENT, PROGRESS, RunFolder
@@ -53,6 +54,25 @@ def test_few_nodes_are_written_at_once(tmp_path: Path) -> None:
     time.sleep(0.01)
     progress.answered(Receipt(1, 1, "accepted"), 10, 0)
     assert [node["state"] for node in store.read_json(PROGRESS)["nodes"]] == ["working", "accepted"]
+
+
+def test_the_time_left_follows_the_rounds_after_the_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first round takes 30 s, others 20 s: after the first all there is to go by is that one."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    caplog.set_level("INFO", logger="fpld")
+    rounds = RoundLog("fpld", ["north"], 5)
+    trace: list[RoundRecord] = []
+    for round, seconds in enumerate((30.0, 20.0, 20.0), 1):
+        rounds.opened(round, [1.0])
+        now += seconds
+        rounds.phase(round, "closed")
+        trace.append(RoundRecord(round, [], [], [], 0, 0))
+        rounds.completed(trace, {})
+    said = [line.partition("; ")[2] for line in caplog.messages if "to go" in line]
+    assert said == ["4 to go, about 2 min", "3 to go, about 60 s", "2 to go, about 40 s"]
 
 
 @pytest.mark.slow

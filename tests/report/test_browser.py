@@ -115,6 +115,22 @@ def test_the_report_opens_alone(watched: Watched, finished: Path, tmp_path: Path
     assert len(edges) > 6
     assert min(edges) > 0
 
+    # An axis has one unit: here bytes from some hundred kilobytes to some megabytes.
+    figure = page.locator("figure.chart").first
+    figure.evaluate(
+        """figure => {
+          const data = figure.querySelector("script[type='application/json']"), spec = JSON.parse(data.textContent);
+          spec.x = { label: "bytes", scale: "linear", unit: "B" };
+          spec.series = [{ name: "fpld", kind: "line", x: [2e5, 9e5, 2.4e6], y: [3, 2, 1], low: [], limit: [] }];
+          data.textContent = JSON.stringify(spec);
+          fpldCharts.drawAll();
+        }"""
+    )
+    labels = figure.locator("[aria-label='x-axis tick label'] text").all_text_contents()
+    assert labels
+    assert "0.5 MB" in labels
+    assert {label.split(" ")[1] for label in labels} == {"MB"}
+
     table = page.locator("table[id$=-results]")
     table.get_by_role("button", name="heldout loss").click()
     losses = [float(cell.get_attribute("data-value") or "nan") for cell in table.locator("tbody td:nth-child(2)").all()]

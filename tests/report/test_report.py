@@ -17,7 +17,17 @@ import pytest
 
 import fpld.report
 from fpld.cli import main
-from fpld.report.charts import COLOURS, bandwidth_by_round, colours, comparison_charts, run_charts
+from fpld.report.charts import (
+    COLOURS,
+    Axis,
+    Chart,
+    Series,
+    bandwidth_by_round,
+    colours,
+    comparison_charts,
+    run_charts,
+)
+from fpld.report.draw import draw_chart
 from fpld.report.page import SCRIPTS, asset, report_page
 from fpld.report.run import RunState, find_runs, read_run_data
 from fpld.report.tables import (
@@ -365,3 +375,25 @@ def test_a_run_that_closed_without_a_node_begins_with_that(finished: Path, tmp_p
     assert "<b>Done, but not every round had all nodes.</b>" in shown["live"]
     assert "good" not in shown["live"]
     assert said in shown["body"]
+
+
+def test_a_figure_has_one_unit_on_an_axis_and_whole_points() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    for values, unit, scale in (
+        ([2e5, 9e5, 2.4e6], "MB", "linear"),
+        ([500.0, 4e4], "kB", "log"),
+        ([3.0], "B", "linear"),
+    ):
+        axis = Axis("bytes", scale, "B")  # type: ignore[arg-type]
+        line = Series("fpld", "line", values, [3.0 - i / 10 for i in range(len(values))])
+        figure = Figure()
+        draw_chart(Chart("a", "a", "a", axis, Axis("loss"), [line]), figure)
+        (axes,) = figure.axes
+        shown = [axes.xaxis.get_major_formatter()(value, 0) for value in values]
+        assert {label.split()[1] for label in shown} == {unit}, shown
+        assert [float(label.split()[0]) for label in shown] == [
+            value / {"MB": 1e6, "kB": 1e3, "B": 1.0}[unit] for value in values
+        ]
+        assert not axes.lines[0].get_clip_on()  # a point at a corner is whole

@@ -2,12 +2,16 @@
 "use strict";
 
 const fpldCharts = (() => {
-  const si = d3.format("~s");
-  const write = {
-    B: (value) => `${si(value).replace("k", " k").replace("M", " M").replace("G", " G")}B`,
-    s: (value) => `${d3.format("~g")(value)}`,
-    "": (value) => d3.format("~g")(value),
-  };
+  const plain = d3.format("~g");
+
+  // How the numbers of an axis are written: bytes in one unit, that of the largest, unless they span a million or more.
+  function write(unit, values) {
+    if (unit !== "B") return plain;
+    const [low, high] = d3.extent(values.filter((value) => value > 0));
+    const si = high > 1e6 * low ? d3.format("~s") : d3.formatPrefix(".6~", high ?? 1);
+    return (value) => `${si(value).replace(/([a-zA-Z]?)$/, " $1")}B`;
+  }
+
   const exact = d3.format(".4~g");
 
   function rowsOf(series) {
@@ -79,13 +83,13 @@ const fpldCharts = (() => {
     if (stack.length) marks.push(Plot.barY(stack, { x: "x", y: "y", fill: (d) => colour(d.series), title, tip: true }));
     if (bars.length || stack.length) marks.push(Plot.ruleY([0]));
     const values = (axis) => spec.series.filter((series) => axis !== "x" || series.kind !== "rule").flatMap((series) => series[axis]);
-    const across = { label: spec.x.label, tickFormat: band ? undefined : write[spec.x.unit] };
+    const across = { label: spec.x.label, tickFormat: band ? undefined : write(spec.x.unit, values("x")) };
     if (band) Object.assign(across, { domain: places, tickFormat: (place) => fit(String(place), (width - 80) / places.length) });
     const plot = Plot.plot({
       width, height: 300, marginLeft: 56, marginTop: 34, marginBottom: 38, style: { background: "transparent", fontSize: "12px" },
       ...(grouped ? { fx: { ...across, padding: 0.15 }, x: { axis: null, domain: names } }
         : { x: band ? { ...across, type: stack.length ? "band" : "point" } : { ...across, type: spec.x.scale, ticks: spec.x.scale === "log" ? logTicks(values("x"), 4) : 5 } }),
-      y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", zero: new Set(values("y")).size === 1 && spec.y.scale !== "log", tickFormat: write[spec.y.unit], ...(spec.y.scale === "log" ? { ticks: logTicks([...values("y"), ...values("low")], 4) } : {}) },
+      y: { label: spec.y.label, type: spec.y.scale, grid: true, nice: spec.y.scale !== "log", zero: new Set(values("y")).size === 1 && spec.y.scale !== "log", tickFormat: write(spec.y.unit, values("y")), ...(spec.y.scale === "log" ? { ticks: logTicks([...values("y"), ...values("low")], 4) } : {}) },
       inset: bars.length || stack.length ? 0 : 8, // points at a corner are whole, and beside the axes
       color: { legend: false },
       marks,
