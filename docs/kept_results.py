@@ -15,6 +15,7 @@ What is read, by name:
     adaptive, refinement                                        out/results
     speed, growth, pretrained-steps, flower-patches,
     sampling, tiers                                             out/bench
+    training-speed                                              the folder of `fpld bench training --out`
     fleet                                                       the folder of `python -m benchmarks.fleet --out`
     texts, texts-records, texts-bytes                           that of `python -m benchmarks.texts --out`
     written                                                     one with folders of `fpld run PRESET --seeds` in it
@@ -379,6 +380,7 @@ TAKEN: dict[str, Callable[[Path], Row]] = {
     "paper-stratified": take_figure("stratified"),
     "paper-labels": take_figure("labels"),
     "speed": take_study("speed"),
+    "training-speed": take_csv("bench-training.csv", "fpld bench training --config runs/rivals --steps 64 --repeat 3"),
     "growth": take_study("growth"),
     "fleet": take_study("fleet"),
     "pretrained-steps": take_study("pretrained-steps"),

@@ -22,7 +22,10 @@ from docs.table_lines import LINES, policy_lines, run_lines
 DOCS = Path(__file__).parent
 PAGES = (
     DOCS.parent / "README.md",
-    *(DOCS / f"{name}.md" for name in ("results", "results-huggingface", "paper", "scale", "attacks", "flower")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("results", "results-huggingface", "paper", "scale", "attacks", "flower", "hardware", "running")
+    ),
 )
 OTHERS = "others"  # the name of the place for runs that no page names
 POLICIES = "policies-of-sites"  # the table of what may leave a site, from the runs below

@@ -211,6 +211,15 @@ def speed_lines(rows: list[Row]) -> list[str]:
     return grid(("codec", "bits", *operations), body)
 
 
+def training_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each job of training beside a bare loop."""
+    body = [
+        [row["job"], f"{row['tokens_per_second']:,.0f}", f"{row['bare_tokens_per_second']:,.0f}", f"{row['ratio']:.2f}"]
+        for row in rows
+    ]
+    return grid(("job", "tokens per second", "bare loop", "ratio"), body)
+
+
 def _budget(row: Row) -> tuple[str, str]:
     bits = row.get("bits")
     per = row.get("context_bits")
@@ -488,6 +497,7 @@ LINES: dict[str, Callable[[list[Row]], list[str]]] = {
     "codecs": codec_lines,
     "labels": label_lines,
     "speed": speed_lines,
+    "training-speed": training_lines,
     "growth": growth_lines,
     "fleet": fleet_lines,
     "pretrained-steps": step_lines,

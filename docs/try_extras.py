@@ -30,6 +30,7 @@ TRIED = {
     "huggingface": ["import fpld.students.huggingface"],
     "mlflow": ["from fpld.federation.tracking import tracker_class; tracker_class('mlflow')"],
     "privacy": ["from fpld.privacy import noise_for; print(noise_for(3, 1e-5, rate=0.3, steps=60))"],
+    "quantized": ["import bitsandbytes, fpld.students.huggingface"],
     "report": ["import fpld.report.page"],
     "simulation": ["import fpld.engines.flower.simulation, ray"],
     "text": ["check adaptive"],

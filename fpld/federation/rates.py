@@ -31,6 +31,7 @@ _TOO_LONG_SECONDS = 5.0  # what takes longer is timed once
 _TIMED_SEQUENCES = 128  # that are predicted and written to time it
 _TIMED_PRETRAINED = 8  # the same of a pretrained model
 _CODING_SECONDS = 1.2e-8  # for a coordinate of a label: centred, coded, decoded and combined
+_QUANTIZED_BYTES = 0.52  # of a weight in four bits, with its share of a scale for each 64
 _PRODUCT_ROWS = 512  # of the matrix product that is timed: as many as a minibatch has tokens
 _PRODUCT_WIDTH = 2048
 _WRITING_TIMES = 2.0  # as long as predicting a context takes to write one
@@ -137,9 +138,11 @@ def pretrained_size(settings: HuggingFaceConfig, shape: ModelShape) -> ModelSize
         return ModelSize(shape.vocab, weights, 0, shape.multiplied, shape.multiplied)
     layers = min(settings.lora_layers or shape.layers, shape.layers)
     below = sum(rows * columns for rows, columns in shape.linear) * (shape.layers - layers)
-    bytes_each = 2 if settings.dtype == "bfloat16" else 4
     adapters = shape.adapters(settings.lora, layers)
-    return ModelSize(shape.vocab, adapters, bytes_each * weights, shape.multiplied, shape.multiplied - below)
+    linear = shape.layers * sum(rows * columns for rows, columns in shape.linear)
+    others = weights - linear
+    frozen = {"float32": 4 * weights, "bfloat16": 2 * weights, "4bit": 4 * others + round(_QUANTIZED_BYTES * linear)}
+    return ModelSize(shape.vocab, adapters, frozen[settings.dtype], shape.multiplied, shape.multiplied - below)
 
 
 def scaled_rates(config: Config, size: ModelSize, clock: Callable[[], float] = time.perf_counter) -> Rates:

@@ -146,9 +146,9 @@ class HuggingFaceConfig:
     `path` is a model folder (config.json, *.safetensors, tokenizer files), a GGUF file, or a name of `MODELS`.
     `bos` puts the model's first token before every sequence. `lora` is the rank of the adapters, which stand beside all
     linear modules of the last `lora_layers` layers (0: of all layers); `lora` = 0 trains all weights. `dtype` is the
-    precision of the pretrained weights, which "bfloat16" halves; adapters are always trained in float32. A minibatch of
-    `batch` windows of `length` tokens is done `micro` at a time; `checkpointing` computes layers again in the backward
-    pass, which takes less memory and a third more time.
+    precision of the pretrained weights, which "bfloat16" halves and "4bit" divides by about seven; adapters are always
+    trained in float32. A minibatch of `batch` windows of `length` tokens is done `micro` at a time; `checkpointing`
+    computes layers again in the backward pass, which takes less memory and a third more time.
 
     The last three describe the model in the folder: V, the number of trained parameters, and the SHA-256 of the
     pretrained weights. They are filled in when they are empty. Otherwise, as in a student's file, they are checked,
@@ -166,9 +166,10 @@ class HuggingFaceConfig:
     """Adapters in that many last layers alone (0: in all)."""
     lora_alpha: float = 16.0
     """Scale of the adapters."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "4bit"] = "float32"
     """Precision of the pretrained weights. `bfloat16` halves their memory and needs adapters; machines then agree on
-    the student's prediction in fewer positions."""
+    the student's prediction in fewer positions. `4bit` holds linear layers in NormalFloat of four bits, needs adapters
+    too, and the extra `quantized`."""
     length: int = 64
     """Window of training in tokens."""
     batch: int = 4
@@ -193,10 +194,12 @@ class HuggingFaceConfig:
     def __post_init__(self) -> None:
         for name in ("lora", "lora_layers", "vocab", "parameters"):
             check_count(name, getattr(self, name), 0)
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ParameterError("dtype", f"must be 'float32' or 'bfloat16', got {self.dtype!r}")
-        if self.dtype == "bfloat16" and self.lora == 0:
-            raise ParameterError("dtype", "must be 'float32' where all weights are trained (lora = 0), got 'bfloat16'")
+        if self.dtype not in ("float32", "bfloat16", "4bit"):
+            raise ParameterError("dtype", f"must be 'float32', 'bfloat16' or '4bit', got {self.dtype!r}")
+        if self.dtype != "float32" and self.lora == 0:
+            raise ParameterError(
+                "dtype", f"must be 'float32' where all weights are trained (lora = 0), got {self.dtype!r}"
+            )
         check_count("length", self.length, 1)
         for name in ("batch", "micro"):
             check_count(name, getattr(self, name), 1, MAX_BATCH)

@@ -128,6 +128,8 @@ class HuggingFace(GradientStudent):
         return self
 
     def _check_sharding(self, compute: Compute) -> None:
+        if self.config.dtype == "4bit":
+            raise ParameterError("shard", "must be false for a model in four bits: each process has all of it")
         if compute.at_once == "auto":
             raise ParameterError("at_once", "must be a number where shard is true: processes cannot try by themselves")
         if compute.dtype == "float16":
@@ -179,6 +181,10 @@ class HuggingFace(GradientStudent):
         """Write the model with its adapters merged, or the adapters alone; the model's own tokenizer beside it."""
         if adapter and self.config.lora == 0:
             raise InputError("adapter must be False for a student without LoRA (student.lora = 0)")
+        if self.config.dtype == "4bit" and not adapter:
+            raise InputError(
+                "adapter must be True for a model in four bits (student.dtype): merge it with the whole model elsewhere"
+            )
         tokenizer = load_transformers_tokenizer(self.config.path)
         export_pretrained(self._network.model, tokenizer, folder, adapter=adapter, base=Path(self.config.path).name)
 

@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import threading
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ _STORIES15M_WEIGHTS = 60_816_028  # bytes
 MODEL_LOCK = threading.Lock()
 """Held while a model is read or adapters are drawn: both use global state of PyTorch, which threads must not share."""
 
+_SHORTCUT = "support_avx512bf16_for_cpu"  # of bitsandbytes' linear layers
 _SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 
 log = logging.getLogger(__name__)
@@ -121,8 +123,14 @@ def check_place(path: str | os.PathLike[str]) -> None:
 
 
 def load_model(path: Path, dtype: str = "float32") -> Any:
-    """Load a model in float32 or bfloat16 from a folder of safetensors or a GGUF file; never from a hub or a pickle."""
+    """Load a model from a folder of safetensors or a GGUF file, on the CPU; never from a hub or a pickle.
+
+    `dtype` is the precision of its weights: "float32", "bfloat16", or "4bit" of linear layers, with float32 besides.
+    """
     folder, options = _place(path)
+    if dtype == "4bit":
+        options |= _quantization(path)
+        dtype = "float32"
     if "gguf_file" in options:
         require("gguf")
     else:
@@ -135,10 +143,30 @@ def load_model(path: Path, dtype: str = "float32") -> Any:
     except Exception as error:  # readers of weights raise all kinds of exceptions
         first = str(error).strip().partition("\n")[0]
         raise InputError(f"{path} must hold a causal language model that can be read: {first}") from error
+    for module in model.modules():
+        # On some processors bitsandbytes has a shortcut for layers that are not trained: in bfloat16, without gradients
+        # of what goes in.
+        if hasattr(module, _SHORTCUT):
+            setattr(module, _SHORTCUT, False)
     # transformers draws missing weights at random, and only logs it.
     if report["missing_keys"]:
         raise InputError(f"{path} must hold all weights of its model, missing are {sorted(report['missing_keys'])}")
     return model
+
+
+def _quantization(path: Path) -> dict[str, Any]:
+    """Return the options for linear layers in four bits (T. Dettmers et al., *QLoRA*, 2023).
+
+    What goes through them is computed in float32, so that machines agree on predictions as without.
+    """
+    if path.is_file():
+        raise InputError(f"dtype must be 'float32' or 'bfloat16' for {path}, a GGUF file, got '4bit'")
+    if find_spec("bitsandbytes") is None:
+        raise MissingExtraError("a pretrained model in four bits (dtype = '4bit')", "quantized")
+    settings = require("transformers").BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype="float32"
+    )
+    return {"quantization_config": settings, "device_map": {"": "cpu"}}
 
 
 def _check_names(folder: Path) -> None:
