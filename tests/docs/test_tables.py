@@ -65,6 +65,15 @@ def test_a_run_of_one_seed_has_no_error_bar() -> None:
     assert line == "| **fpld** | 3.000 |  | 2.00 MB | 0 |"
 
 
+@pytest.mark.parametrize("name", ["texts", "texts-records", "texts-bytes"])
+def test_texts_are_prepared_at_the_rate_of_the_library_and_stay_out_of_memory(name: str) -> None:
+    found = kept_results.read(name)["rows"]
+    assert all(row["cpu_ratio"] >= 0.8 for row in found if row["cpu_ratio"] is not None)
+    assert all(max(row["peak_mb"], row["train_peak_mb"]) < 1500 for row in found)
+    assert all(abs(row["growth_mb"]) < 30 for row in found)
+    assert max(row["step_ms"] for row in found) < 1.5 * min(row["step_ms"] for row in found)
+
+
 def rows(name: str) -> dict[str, dict[str, Any]]:
     kept = json.loads((DOCS / "results" / f"{name}.json").read_text())
     assert kept["seeds"] == [0, 1, 2]
