@@ -264,6 +264,7 @@ class RoundLog(Callback):
         self._asked = len(names)
         self._missing: list[Incident] = []
         self._started = time.monotonic()
+        self._measured = 0  # the last round whose time is known
         self._seconds: list[float] = []  # that rounds have taken, since this process began
 
     def opened(self, round: int, bits: Sequence[float]) -> None:
@@ -292,7 +293,7 @@ class RoundLog(Callback):
             log.warning("%s, round %d continues without %s", self._method, self._round, absent)
             self._missing = []
         if name == "closed":
-            self._seconds.append(time.monotonic() - self._started)
+            self._measure(round)
         else:
             after = f"round {round + 1}" if round < self._rounds else "the result"
             self._log(f"{name}; next: {_NEXT_PHASE.get(name, after)}")
@@ -300,6 +301,7 @@ class RoundLog(Callback):
     def completed(self, trace: Sequence[RoundRecord], student: Arrays) -> None:
         """Log the loss of a round, over which sites if not all, and how long the rounds that are left will take."""
         record = trace[-1]
+        self._measure(record.round)
         sites = record.heldout_sites or []
         if record.heldout_loss is None:
             text = "nobody evaluated the student"
@@ -313,6 +315,15 @@ class RoundLog(Callback):
         if to_go:
             text += f"; {to_go} to go, about {show_seconds(to_go * self._mean_seconds)}"
         log.info("%s, round %d: %s", self._method, record.round, text, extra=RESULT)
+
+    def _measure(self, round: int) -> None:
+        """Note how long a round has taken that this process opened, once.
+
+        Its record is complete before it closes on one machine, and in the next round over a network.
+        """
+        if round == self._round > self._measured:
+            self._measured = round
+            self._seconds.append(time.monotonic() - self._started)
 
     @property
     def _mean_seconds(self) -> float:

@@ -56,10 +56,14 @@ def test_few_nodes_are_written_at_once(tmp_path: Path) -> None:
     assert [node["state"] for node in store.read_json(PROGRESS)["nodes"]] == ["working", "accepted"]
 
 
+@pytest.mark.parametrize("network", [False, True])
 def test_the_time_left_follows_the_rounds_after_the_first(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    network: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first round takes 30 s, others 20 s: after the first all there is to go by is that one."""
+    """The first round takes 30 s, others 20 s: after the first all there is to go by is that one.
+
+    On one machine a record is complete before its round is closed, over a network within the next round.
+    """
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     caplog.set_level("INFO", logger="fpld")
@@ -67,12 +71,18 @@ def test_the_time_left_follows_the_rounds_after_the_first(
     trace: list[RoundRecord] = []
     for round, seconds in enumerate((30.0, 20.0, 20.0), 1):
         rounds.opened(round, [1.0])
+        if network and trace:
+            now += 5.0
+            rounds.completed(trace, {})
+            now -= 5.0
         now += seconds
-        rounds.phase(round, "closed")
         trace.append(RoundRecord(round, [], [], [], 0, 0))
-        rounds.completed(trace, {})
+        if not network:
+            rounds.completed(trace, {})
+        rounds.phase(round, "closed")
     said = [line.partition("; ")[2] for line in caplog.messages if "to go" in line]
-    assert said == ["4 to go, about 2 min", "3 to go, about 60 s", "2 to go, about 40 s"]
+    expected = ["4 to go, about 2 min", "3 to go, about 60 s", "2 to go, about 40 s"]
+    assert said == expected[: 3 - network]
 
 
 @pytest.mark.slow
