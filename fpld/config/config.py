@@ -143,6 +143,8 @@ class Config(Section):
             key = f"nodes[{index}]"
             if not self.over_strings:
                 yield f"labels.over must be 'strings': {key}.tokenizer is not that of all models"
+            if node.tokenizer.end_of_text:
+                yield f"{key}.tokenizer.end_of_text must be left out: models that differ share the text between tokens"
             if node.tokenizer.kind == "huggingface" and not self.tokenizer_choice(index).path:
                 yield f"{key}.tokenizer.path or {key}.student.path must name a model: its kind is 'huggingface'"
             if node.taught:
@@ -150,6 +152,8 @@ class Config(Section):
         if not self.over_strings:
             return
         why = "with labels over strings"
+        if self.tokenizer.end_of_text:
+            yield f"tokenizer.end_of_text must be left out {why}: models that differ share the text between tokens"
         if self.probe.fresh:
             yield f"probe.fresh must be false {why}: their positions are drawn once"
         if self.combine.broadcast != "weights":
@@ -220,9 +224,9 @@ class Config(Section):
         chosen = self.tokenizer if node is None or node.tokenizer is None else node.tokenizer
         student = self.student if node is None or node.student is None else node.student
         if chosen.kind == "bpe":
-            return TokenizerSection(kind="bpe", vocab=chosen.vocab)
+            return TokenizerSection(kind="bpe", vocab=chosen.vocab, end_of_text=chosen.end_of_text)
         if chosen.kind == "bytes":
-            return TokenizerSection(kind="bytes")
+            return TokenizerSection(kind="bytes", end_of_text=chosen.end_of_text)
         path = chosen.path or (student.settings.path if isinstance(student.settings, HuggingFaceConfig) else None)
         return TokenizerSection(kind="huggingface", path=path)
 

@@ -220,6 +220,25 @@ class TokenizerSection(Section):
     """The pretrained model whose tokenizer is used (none: that of the student)."""
     vocab: Annotated[int, Field(ge=257, le=65536)] = 1024
     """Size of the byte-pair encoding."""
+    end_of_text: bool = False
+    """A token after each document, in place of an empty line: generated texts end with it, and exported models name it.
+    For bytes and byte-pair encodings; a pretrained tokenizer has its own."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if self.end_of_text and self.kind == "huggingface":
+            raise ValueError("end_of_text is for kind = 'bytes' and 'bpe': a pretrained tokenizer has its own")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # As in [baselines]: a key that earlier versions did not have is left out where it is not given.
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if name != "end_of_text" or value}
+
+
+NODE_ALIASES = {"from_base": "taught", "steps_factor": "effort"}
+"""Keys of [[nodes]] by their newer names, and what they stand for."""
 
 
 class NodeSection(Section):
@@ -248,16 +267,32 @@ class NodeSection(Section):
     tokenizer: TokenizerSection | None = None
     """The tokenizer of its model, as in [tokenizer] (none: the shared one); for [labels] `over` = "strings"."""
     taught: bool = False
-    """Its model begins by learning from the aggregator's base model on public text, not from the text alone."""
+    """Its model begins by learning from the aggregator's base model on public text, not from the text alone. Also
+    called `from_base`."""
     effort: Positive = 1.0
-    """Steps of its model, as a multiple of those of [base] and [local]: small models take many."""
+    """Steps of its model, as a multiple of those of [base] and [local]: small models take many. Also called
+    `steps_factor`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_their_old_names(cls, values: Any) -> Any:
+        """Read keys by their newer names too; what is kept and compared has the old ones."""
+        if not isinstance(values, dict):
+            return values
+        named = dict(values)
+        for new, old in NODE_ALIASES.items():
+            if new in named and old in named:
+                raise ValueError(f"{new} and {old} are the same key: give one of them")
+            if new in named:
+                named[old] = named.pop(new)
+        return named
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
         if sum(limit is not None for limit in (self.bits, self.context_bits, self.uplink)) != 1:
             raise ValueError("needs one of bits, context_bits and uplink")
         if not self.differs and (self.taught or self.effort != 1):
-            raise ValueError("`taught` and `effort` are for a node with a student of its own")
+            raise ValueError("from_base and steps_factor are for a node with a student of its own")
         return self
 
     @property

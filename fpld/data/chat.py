@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fpld.data.documents import document_kinds
+from fpld.data.encoding import END_OF_TEXT
 from fpld.data.label_space import token_strings
 from fpld.data.tokenizers import PretrainedTokenizer
 from fpld.errors import InputError, MissingExtraError
@@ -165,6 +166,8 @@ def encode_chats(conversations: Sequence[Sequence[Message]], tokenizer: Tokenize
         write_plainly(messages) if template is None else write_by_template(messages, template)
         for messages in conversations
     ]
+    if getattr(tokenizer, "end_of_text", None) is not None:
+        written = [_ended(chat) for chat in written]
     texts = [chat.text for chat in written]
     if isinstance(tokenizer, PretrainedTokenizer):
         return [
@@ -178,6 +181,13 @@ def encode_chats(conversations: Sequence[Sequence[Message]], tokenizer: Tokenize
         answers = [(len(chat.text[:first].encode()), len(chat.text[:stop].encode())) for first, stop in chat.answers]
         encoded.append(EncodedChat(tokens, _overlap(ends - lengths[tokens], ends, answers)))
     return encoded
+
+
+def _ended(chat: WrittenChat) -> WrittenChat:
+    """Return a conversation with the end-of-text token after it, which an answer at its end learns."""
+    whole = len(chat.text)
+    answers = [(first, stop + len(END_OF_TEXT) if stop == whole else stop) for first, stop in chat.answers]
+    return WrittenChat(chat.text + END_OF_TEXT, answers)
 
 
 def _overlap(starts: NDArray[Any], ends: NDArray[Any], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fpld.data.tokenizers import Tokenizer
 
 SEPARATOR = "\n\n"  # after each document of a stream
+END_OF_TEXT = "\x03"  # in its place, if the tokenizer has a token for it: "end of text" of ASCII, one byte of UTF-8
 _BATCH_CHARACTERS = 1 << 21  # of texts that are encoded at once: the library takes 35 bytes of memory for each
 
 
@@ -36,6 +37,11 @@ def utf8(text: str) -> bytes:
         raise InputError(
             f"text must be what UTF-8 can hold, but character {error.start} is half of a surrogate pair"
         ) from None
+
+
+def separator(tokenizer: Tokenizer | ChatTokenizer) -> str:
+    """Return what follows each document of a stream: an empty line, or the end-of-text token of the tokenizer."""
+    return SEPARATOR if getattr(tokenizer, "end_of_text", None) is None else END_OF_TEXT
 
 
 def token_type(vocab: int) -> np.dtype[Any]:
@@ -87,6 +93,7 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer) -> NDArray[np.int32]:
-    """Return one stream of tokens: each document, followed by an empty line."""
-    parts = list(encode_each((document.text + SEPARATOR for document in documents), tokenizer))
+    """Return one stream of tokens: each document, followed by `separator`."""
+    end = separator(tokenizer)
+    parts = list(encode_each((document.text + end for document in documents), tokenizer))
     return np.concatenate(parts).astype(np.int32, copy=False) if parts else np.empty(0, np.int32)

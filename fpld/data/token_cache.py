@@ -31,7 +31,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple, Self, cast
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fpld.data.encoding import SEPARATOR, encode_each, token_type
+from fpld.data.encoding import encode_each, separator, token_type
 from fpld.data.stored import FileDocuments, StoredDocument, StoredDocuments, make_private
 from fpld.data.token_stream import Segments, TokenPack, TokenStream
 from fpld.errors import InputError
@@ -126,11 +126,12 @@ class TokenCache:
     def __init__(self, folder: Path, tokenizer: Tokenizer | ChatTokenizer) -> None:
         self.root = folder
         self._tokenizer = tokenizer
-        options = [_FORMAT, SEPARATOR, tokenizer.vocab, tokenizer.library_json()]
+        self._separator = separator(tokenizer)
+        options = [_FORMAT, self._separator, tokenizer.vocab, tokenizer.library_json()]
         self._folder = folder / "tokens" / hashlib.sha256(canonical_json(options)).hexdigest()[:32]
 
     def encode(self, documents: Sequence[Document]) -> EncodedDocuments:
-        """Return the tokens of documents, each followed by an empty line; what is not in the cache is made.
+        """Return the tokens of documents, each followed by `separator`; what is not in the cache is made.
 
         Raises
         ------
@@ -141,10 +142,10 @@ class TokenCache:
         make_private(self._folder)
         files = _by_file(documents)
         memory = dict(sorted(_in_memory(documents).items()))
-        sources = _sources(files)
+        sources = _sources(files, self._separator)
         key = ""
         if memory:
-            source = _memory_source(list(memory.values()))
+            source = _memory_source(list(memory.values()), self._separator)
             key = source.key
             sources.append(source)
         with self._lock():
@@ -314,26 +315,26 @@ def _in_memory(documents: Sequence[Document]) -> dict[int, Document]:
     return {place: document for place, document in every if not isinstance(document, StoredDocument)}
 
 
-def _sources(files: Sequence[FileDocuments]) -> list[_Source]:
+def _sources(files: Sequence[FileDocuments], end: str) -> list[_Source]:
     """Return what is wanted of each file; files of the same content are one."""
     sources: dict[str, _Source] = {}
     for each in files:
         key = each.file.key
         wanted = each.parts() if key not in sources else np.concatenate([sources[key].wanted, each.parts()])
-        read = partial(_file_parts, each.file)
+        read = partial(_file_parts, each.file, end)
         sources[key] = _Source(key, np.unique(wanted), each.file.sizes, read, each.file.check)
     return list(sources.values())
 
 
-def _file_parts(file: StoredFile, wanted: Array) -> Iterator[tuple[int, str]]:
+def _file_parts(file: StoredFile, end: str, wanted: Array) -> Iterator[tuple[int, str]]:
     chosen = np.zeros(len(file.numbers), bool)
     chosen[wanted] = True
     for number, part in enumerate(file.parts()):
         if chosen[number]:
-            yield number, part.text + SEPARATOR if part.last else part.text
+            yield number, part.text + end if part.last else part.text
 
 
-def _memory_source(documents: Sequence[Document]) -> _Source:
+def _memory_source(documents: Sequence[Document], end: str) -> _Source:
     """Return documents in memory as one source, named by the digest of their texts."""
     hashed = hashlib.sha256()
     sizes = []
@@ -345,7 +346,7 @@ def _memory_source(documents: Sequence[Document]) -> _Source:
 
     def read(wanted: Array) -> Iterator[tuple[int, str]]:
         for number in wanted.tolist():
-            yield number, documents[number].text + SEPARATOR
+            yield number, documents[number].text + end
 
     return _Source(hashed.hexdigest(), np.arange(len(documents)), np.array(sizes, np.int64), read)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from fpld.data.documents import cut_at_lines
-from fpld.data.encoding import batch_ids, token_type, utf8
+from fpld.data.encoding import END_OF_TEXT, batch_ids, token_type, utf8
 from fpld.errors import InputError, MissingExtraError
 from fpld.storage.files import canonical_json, read_utf8, write_atomic
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = "fpld-tokenizer-1"
 _CHAT_KEY = "chat_template"  # beside what the library writes
+_END_KEY = "end_of_text"  # likewise
 _PIECE_CHARACTERS = 1 << 16  # of a long text that several threads encode
 
 
@@ -71,6 +72,9 @@ class Tokenizer(Protocol):
 class _LibraryTokenizer(ABC):
     """The digest of a tokenizer, and its file in the format of the `tokenizers` library."""
 
+    end_of_text: int | None = None
+    """The token that ends each document (`fpld.data.encoding.END_OF_TEXT`); without one an empty line does."""
+
     @abstractmethod
     def library_json(self) -> str:
         """Return the tokenizer as the JSON of the `tokenizers` library."""
@@ -82,11 +86,17 @@ class _LibraryTokenizer(ABC):
     @functools.cached_property
     def digest(self) -> str:
         """Return the SHA-256 of the canonical serialisation."""
-        return hashlib.sha256(canonical_json(self._serial())).hexdigest()
+        return hashlib.sha256(canonical_json(self._serial() | self._end_serial())).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokenizer as the JSON of the `tokenizers` library."""
-        write_atomic(Path(path), self.library_json().encode())
+        """Write the tokenizer as the JSON of the `tokenizers` library; beside it, that it has an end-of-text token."""
+        serial = self.library_json()
+        if self.end_of_text is not None:
+            serial = json.dumps({**json.loads(serial), **self._end_serial()})
+        write_atomic(Path(path), serial.encode())
+
+    def _end_serial(self) -> dict[str, Any]:
+        return {} if self.end_of_text is None else {_END_KEY: True}
 
 
 class ByteTokenizer(_LibraryTokenizer):
@@ -97,6 +107,9 @@ class ByteTokenizer(_LibraryTokenizer):
     """
 
     vocab = 256
+
+    def __init__(self, *, end_of_text: bool = False) -> None:
+        self.end_of_text = ord(END_OF_TEXT) if end_of_text else None
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the bytes of `text`."""
@@ -125,17 +138,27 @@ class ByteTokenizer(_LibraryTokenizer):
 class BpeTokenizer(_LibraryTokenizer):
     """Merge frequent pairs of bytes: any text can be encoded, and decodes to itself.
 
-    `tokens` are the byte strings of the ids, `merges` the pairs in the order of their training.
+    `tokens` are the byte strings of the ids, `merges` the pairs in the order of their training. With `end_of_text` the
+    character U+0003 ends each document: its byte is a token already, and nothing may be merged with it.
     """
 
-    def __init__(self, tokens: Sequence[bytes], merges: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, tokens: Sequence[bytes], merges: Sequence[tuple[bytes, bytes]], *, end_of_text: bool = False
+    ) -> None:
         self._tokens = tuple(tokens)
         self._merges = tuple(merges)
         self._check()
+        if end_of_text:
+            self.end_of_text = self._tokens.index(utf8(END_OF_TEXT))
+            if any(utf8(END_OF_TEXT) in left + right for left, right in self._merges):
+                raise InputError(
+                    "the public text has the character U+0003, which [tokenizer] end_of_text puts after each document: "
+                    "remove it from the text, or leave end_of_text out"
+                )
         self._lengths = np.array([len(token) for token in self._tokens], np.int64)
 
     @classmethod
-    def train(cls, texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
+    def train(cls, texts: Iterable[str], *, vocab: int, end_of_text: bool = False) -> BpeTokenizer:
         """Learn `vocab` tokens from public texts: the 256 bytes and the most frequent merges.
 
         The result depends on the texts and on nothing else: no seed, no number of threads.
@@ -156,10 +179,10 @@ class BpeTokenizer(_LibraryTokenizer):
                 f"vocab={vocab} is more than the text has merges for ({model.get_vocab_size()}): "
                 "give more public text, or a smaller vocabulary"
             )
-        return cls._from_library(model)
+        return cls._from_library(model, end_of_text)
 
     @classmethod
-    def _from_library(cls, model: Any) -> BpeTokenizer:
+    def _from_library(cls, model: Any, end_of_text: bool) -> BpeTokenizer:
         serial = json.loads(model.to_str())["model"]
         vocab: dict[str, int] = serial["vocab"]
         names = sorted(vocab, key=vocab.__getitem__)
@@ -168,6 +191,7 @@ class BpeTokenizer(_LibraryTokenizer):
         return cls(
             [from_printable(name) for name in names],
             [(from_printable(left), from_printable(right)) for left, right in pairs],
+            end_of_text=end_of_text,
         )
 
     @property
@@ -350,7 +374,7 @@ def _library_json(tokens: Sequence[bytes], merges: Sequence[tuple[bytes, bytes]]
     return json.dumps({**_FRAME, "model": {**_MODEL, "vocab": vocab, "merges": pairs}})
 
 
-def _parse(value: dict[str, Any], vocab: int | None) -> Tokenizer | None:
+def _parse(value: dict[str, Any], vocab: int | None, end_of_text: bool) -> Tokenizer | None:
     """Return the tokenizer that `_library_json` wrote; None for any other one of the library."""
     model = dict(value["model"])
     ids = model.pop("vocab", None)
@@ -364,8 +388,8 @@ def _parse(value: dict[str, Any], vocab: int | None) -> Tokenizer | None:
     tokens = [from_printable(name) for name in names]
     merges = [(from_printable(left), from_printable(right)) for left, right in pairs]
     if not merges and tokens == [bytes([byte]) for byte in range(256)]:
-        return ByteTokenizer()
-    return BpeTokenizer(tokens, merges)
+        return ByteTokenizer(end_of_text=end_of_text)
+    return BpeTokenizer(tokens, merges, end_of_text=end_of_text)
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, vocab: int | None = None) -> Tokenizer:
@@ -374,8 +398,9 @@ def load_tokenizer(path: str | os.PathLike[str], *, vocab: int | None = None) ->
     try:
         value = json.loads(read_utf8(file))
         serial = value.pop(_CHAT_KEY, None)
+        end_of_text = value.pop(_END_KEY, False) is True
         chat = None if serial is None else ChatTemplate.parse(serial)
-        tokenizer = _parse(value, vocab) or PretrainedTokenizer(json.dumps(value), vocab=vocab, chat=chat)
+        tokenizer = _parse(value, vocab, end_of_text) or PretrainedTokenizer(json.dumps(value), vocab=vocab, chat=chat)
     except (InputError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{file} must hold a whole tokenizer of the tokenizers library, but {error}") from None
     return tokenizer

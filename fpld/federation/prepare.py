@@ -406,10 +406,11 @@ def _tokenizer_sample(config: Config, public: Sequence[Document], store: RunFold
 
 def _tokenizer(choice: TokenizerSection, sample: Sequence[Document]) -> Tokenizer:
     if choice.kind == "bytes":
-        return data.ByteTokenizer()
+        return data.ByteTokenizer(end_of_text=choice.end_of_text)
     if choice.kind == "bpe":
         log.info("training the tokenizer on public text (%.1f MB)", data.total_size(sample) / 1e6)
-        return data.BpeTokenizer.train(plain_texts(sample, document_texts(sample)), vocab=choice.vocab)
+        texts = plain_texts(sample, document_texts(sample))
+        return data.BpeTokenizer.train(texts, vocab=choice.vocab, end_of_text=choice.end_of_text)
     from fpld.students.pretrained import model_tokenizer
 
     path = choice.path or ""

@@ -11,7 +11,7 @@ import numpy as np
 from fpld import data
 from fpld.data.chat import ChatTokenizer, are_chats, encode_chats
 from fpld.data.documents import document_groups
-from fpld.data.encoding import SEPARATOR, encode_each
+from fpld.data.encoding import encode_each, separator
 from fpld.data.fetch import cache_folder
 from fpld.data.stored import TEXT_CACHE, StoredDocument
 from fpld.data.token_cache import EncodedDocuments, TokenCache
@@ -114,7 +114,7 @@ def node_text(
             )
     # The parts of a single document belong together.
     groups = np.zeros(len(train), np.int64) if split.single else document_groups(train)
-    train_bytes = data.total_size(train) + len(SEPARATOR) * len(train)
+    train_bytes = data.total_size(train) + len(separator(tokenizer)) * len(train)
     if not is_stream(tokens):
         train_bytes = tokenizer.text_bytes(tokens)
     heldout_bytes = shared.text_bytes(held.counted)
@@ -149,7 +149,8 @@ def _encode(
 ) -> EncodedDocuments:
     if cache is not None or any(isinstance(document, StoredDocument) for document in documents):
         return TokenCache(cache or cache_folder() / TEXT_CACHE, tokenizer).encode(documents)
-    each = list(encode_each((document.text + SEPARATOR for document in documents), tokenizer))
+    end = separator(tokenizer)
+    each = list(encode_each((document.text + end for document in documents), tokenizer))
     lengths = np.array([len(tokens) for tokens in each], np.int64)
     return EncodedDocuments(np.concatenate(each).astype(np.int32, copy=False), lengths)
 

@@ -14,7 +14,7 @@ from fpld import __version__
 from fpld.data.fetch import ARCHIVES
 from fpld.errors import InputError
 from fpld.report.models import open_models
-from fpld.report.tables import node_rows, round_rows
+from fpld.report.tables import heading, node_rows, round_rows
 from fpld.storage.files import TEMPORARY_PREFIX, write_shared
 from fpld.students.export import export_tokenizer
 from fpld.students.gguf_file import write_gguf
@@ -158,7 +158,7 @@ def _list(facts: Mapping[str, Any]) -> str:
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "None yet."
-    lines = ["| " + " | ".join(name.replace("_", " ") for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines = ["| " + " | ".join(heading(name) for name in rows[0]) + " |", "|" + "---|" * len(rows[0])]
     lines += ["| " + " | ".join(_cell(value) for value in row.values()) + " |" for row in rows]
     return "\n".join(lines)
 

@@ -92,7 +92,12 @@ def template_environment() -> Environment:
         loader=PackageLoader("fpld.report"), autoescape=True, undefined=StrictUndefined, finalize=_visible
     )
     env.filters.update(
-        cell=_cell, attributes=_attributes, heading=_heading, numeric=_numeric, duration=show_duration, time=show_time
+        cell=_cell,
+        attributes=_attributes,
+        heading=tables.heading,
+        numeric=_numeric,
+        duration=show_duration,
+        time=show_time,
     )
     return env
 
@@ -131,10 +136,6 @@ def _attributes(value: Any) -> Any:
     if value == tables.RISES:
         return Markup(' class="bad"')
     return Markup(' class="number" data-value="{}"').format(value) if _is_number(value) else ""
-
-
-def _heading(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _numeric(rows: Sequence[Mapping[str, Any]], name: str) -> bool:

@@ -17,12 +17,22 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 PERCENT = ("share", "used")
 """Columns that are shares, shown as percent."""
+_HEADINGS = {"behind": "difference to fpld", "behind_se": "its standard error"}
 _BITS = ("bits_allotted", "bits_sent")
 RISES = "rises"
 """The trend of a node's loss that pages mark."""
 SHORT_UNITS = {NATS_PER_TOKEN: "nats", BITS_PER_BYTE: BITS_PER_BYTE}
 """Units of losses on a page's tiles."""
 _MIN_TREND_NATS = 0.005  # a smaller change of the loss is noise
+
+
+def heading(name: str) -> str:
+    """Return the heading of a column.
+
+    >>> heading("uplink_bytes"), heading("behind")
+    ('uplink bytes', 'difference to fpld')
+    """
+    return _HEADINGS.get(name, name.replace("_", " "))
 
 
 def summary_tiles(run: RunData) -> dict[str, str]:

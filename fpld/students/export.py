@@ -27,6 +27,7 @@ GENERATION = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+END_NAME = "<|endoftext|>"  # the name that other programs look for
 # transformers fills in tokens 1 and 2 where a Llama's configuration names none, and stops at the second.
 _NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _PATH_KEYS = ("_name_or_path", "name_or_path")
@@ -59,9 +60,29 @@ def export_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int | None) ->
     """Write a tokenizer for AutoTokenizer; one that the model brought along is left, with its special tokens."""
     if (folder / TOKENIZER_CONFIG).exists():
         return
-    write_shared(folder / TOKENIZER, tokenizer.library_json())
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    serial = tokenizer.library_json()
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    end: int | None = getattr(tokenizer, "end_of_text", None)
+    if end is not None:
+        serial = _with_end(serial, end)
+        # A text begins as it would after another one, which is where programs put the first token.
+        settings |= {"bos_token": END_NAME, "eos_token": END_NAME}
+        for name in (CONFIG, GENERATION):
+            values = json.loads(read_utf8(folder / name)) if (folder / name).exists() else None
+            if values is not None:
+                _write_json(folder / name, values | {"bos_token_id": end, "eos_token_id": end})
+    write_shared(folder / TOKENIZER, serial)
     _write_json(folder / TOKENIZER_CONFIG, settings | ({} if longest is None else {"model_max_length": longest}))
+
+
+def _with_end(serial: str, end: int) -> str:
+    """Return the tokenizer with its token of U+0003 under the usual name, as a special token that no text spells."""
+    value = json.loads(serial)
+    vocab = value["model"]["vocab"]
+    value["model"]["vocab"] = {END_NAME if number == end else token: number for token, number in vocab.items()}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    value["added_tokens"] = [{"id": end, "content": END_NAME, **flags, "special": True}]
+    return json.dumps(value)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

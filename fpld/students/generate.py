@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fpld.data.encoding import SEPARATOR
+from fpld.data.encoding import separator
 from fpld.numerics import softmax
 from fpld.progress import LoopProgress
 from fpld.validation import check_count, check_positive, check_tokens, check_weight
@@ -23,9 +24,14 @@ _SEQUENCES_AT_ONCE = 512
 def continuation(
     student: Student, tokenizer: Tokenizer, prompt: str, *, tokens: int, seed: int, temperature: float, top: int = 0
 ) -> str:
-    """Generate a text that follows a prompt; without one, it begins as a document does. See `generate`."""
-    start = tokenizer.encode(prompt or SEPARATOR)
-    drawn = list(generate(student, start, tokens=tokens, seed=seed, temperature=temperature, top=top))
+    """Generate a text that follows a prompt; without one, it begins as a document does. See `generate`.
+
+    It has at most so many tokens: it ends where the student writes the end-of-text token of the tokenizer.
+    """
+    start = tokenizer.encode(prompt or separator(tokenizer))
+    end = getattr(tokenizer, "end_of_text", None)
+    every = generate(student, start, tokens=tokens, seed=seed, temperature=temperature, top=top)
+    drawn = list(takewhile(lambda token: token != end, every))
     # Decoded together with the prompt: many tokenizers drop a blank at the beginning of a text.
     return tokenizer.decode(np.append(start, np.array(drawn, start.dtype)))[len(tokenizer.decode(start)) :]
 

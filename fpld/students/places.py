@@ -177,7 +177,8 @@ class PlaceStudent(Student):
     def _check_sequences(self, sequences: np.ndarray) -> np.ndarray:
         places = np.asarray(sequences)
         if places.ndim != 2 or places.shape[1:] != self.reading.ends.shape[1:]:
-            raise InputError(f"sequences must be rows of {self.reading.ends.shape[1]} positions, got shape {places.shape}")
+            length = self.reading.ends.shape[1]
+            raise InputError(f"sequences must be rows of {length} positions, got shape {places.shape}")
         self.reading.rows(places)
         return places
 

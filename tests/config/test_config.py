@@ -148,7 +148,7 @@ STUDENT = 'kind = "ngram"\norder = 2\nbuckets = 2048\nbatch = 96'
         (
             "clip = 48.0",
             "clip = 48.0\neffort = 2.0",
-            "nodes[2]: `taught` and `effort` ",
+            "nodes[2]: from_base and steps_factor ",
         ),
         ("clip = 48.0", "clip = 48.0\nstudent = 'ngram'", "nodes[2].student: "),
     ],
@@ -175,6 +175,11 @@ def test_a_misspelt_table_is_one_mistake_and_the_closest_names_are_offered() -> 
 def test_a_model_is_taught_only_where_base_models_are_trained() -> None:
     taught = BASE.replace("clip = 48.0", "clip = 48.0\ntaught = true\nstudent = {kind = 'ngram', order = 1}", 1)
     assert config.parse_config(taught, "t").nodes[2].taught
+    renamed = taught.replace("taught = true", "from_base = true\nsteps_factor = 2.5")
+    node = config.parse_config(renamed, "t").nodes[2]
+    assert (node.taught, node.effort) == (True, 2.5)
+    with pytest.raises(InputError, match="from_base and taught are the same key"):
+        config.parse_config(renamed.replace("from_base = true", "from_base = true\ntaught = true"), "t")
     with pytest.raises(InputError, match=r"base\.steps must be given: a node's model learns from the base model"):
         config.parse_config(re.sub(r"\[base\]\nsteps = \d+\n", "", taught), "t")
 
