@@ -321,6 +321,8 @@ class Preflight:
                 yield Finding(f"{key}.length", f"must be at least probe.length = {config.probe.length}, got {length}")
             if isinstance(choice.settings, HuggingFaceConfig) and key not in own:
                 yield from _tried(f"{key}.path", partial(self._pretrained, choice.settings.path))[1]
+            if isinstance(choice.settings, HuggingFaceConfig):
+                yield from _tried(f"{key}.dtype", partial(_precision, choice.settings.dtype))[1]
 
     def _pretrained(self, path: str) -> None:
         """Check a pretrained model's place, and that its tokens are the federation's."""
@@ -416,6 +418,12 @@ def _left_out(name: str, size: int, limit: int | None, limited_by: str) -> str:
     """Return what a limit leaves out of a text of which only the bytes of its files are known; empty if nothing is."""
     used = size if limit is None else min(size, limit)
     return data.TextUse(name, 0, size, used, 0, limited_by).left_out
+
+
+def _precision(dtype: str) -> None:
+    from fpld.students.pretrained import check_precision
+
+    check_precision(dtype)
 
 
 def _missing(key: str, path: str) -> list[Finding]:

@@ -154,6 +154,12 @@ def load_model(path: Path, dtype: str = "float32") -> Any:
     return model
 
 
+def check_precision(dtype: str) -> None:
+    """Raise MissingExtraError if weights of this precision need a package that is not installed."""
+    if dtype == "4bit" and find_spec("bitsandbytes") is None:
+        raise MissingExtraError("a pretrained model in four bits (dtype = '4bit')", "quantized")
+
+
 def _quantization(path: Path) -> dict[str, Any]:
     """Return the options for linear layers in four bits (T. Dettmers et al., *QLoRA*, 2023).
 
@@ -161,8 +167,7 @@ def _quantization(path: Path) -> dict[str, Any]:
     """
     if path.is_file():
         raise InputError(f"dtype must be 'float32' or 'bfloat16' for {path}, a GGUF file, got '4bit'")
-    if find_spec("bitsandbytes") is None:
-        raise MissingExtraError("a pretrained model in four bits (dtype = '4bit')", "quantized")
+    check_precision("4bit")
     settings = require("transformers").BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype="float32"
     )

@@ -11,10 +11,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="needs fpld[huggingface]")
 pytest.importorskip("peft", reason="needs fpld[huggingface]")
 
+import fpld  # noqa: E402
 from fpld.errors import InputError, MissingExtraError, ParameterError  # noqa: E402
 from fpld.students import load, pretrained  # noqa: E402
 from fpld.students.configs import Compute, HuggingFaceConfig  # noqa: E402
 from fpld.students.huggingface import HuggingFace  # noqa: E402
+from tests.federation.conftest import CONFIG, write_texts  # noqa: E402
 from tests.tiny_llama import make_llama  # noqa: E402
 
 if TYPE_CHECKING:
@@ -42,6 +44,17 @@ def test_four_bits_need_adapters_and_the_library(llama: Path, monkeypatch: pytes
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)  # as where it is not installed
     with pytest.raises(MissingExtraError, match=r"pip install 'fpld\[quantized\]'"):
         quantized(llama)
+
+
+def test_a_check_says_that_the_library_is_missing(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    write_texts(tmp_path)
+    table = f'kind = "huggingface"\npath = "{llama}"\ndtype = "4bit"\nlength = 16'
+    file = tmp_path / "config.toml"
+    text = CONFIG.format(folder=tmp_path).replace('kind = "ngram"\norder = 2\nbuckets = 256\nbatch = 128', table)
+    file.write_text(text)
+    says = {finding.key: finding.says for finding in fpld.check(file) if finding.wrong}
+    assert "pip install 'fpld[quantized]'" in says["student.dtype"]
 
 
 def test_a_gguf_file_has_a_precision_of_its_own(tmp_path: Path) -> None:
