@@ -6,6 +6,7 @@ each, and everything that is done once in a process has been done before: import
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from dataclasses import replace
@@ -244,6 +245,26 @@ def test_a_check_says_the_time_of_a_model_that_is_too_large_to_be_made() -> None
     assert "time: about " in findings["run.rounds"]
     assert "steps are scaled from the rate of a matrix product" in findings["run.rounds"]
     assert "memory: about " in findings["engine.workers"]
+
+
+def test_a_check_says_the_time_of_a_large_pretrained_model_without_reading_its_weights(tmp_path: Path) -> None:
+    shape = MODELS["smollm2-1.7b"]
+    sizes = {
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2 * shape.parameters)  # holes, which take no room
+    student = {"kind": "huggingface", "path": str(tmp_path), "dtype": "bfloat16", "length": 10, "batch": 4}
+    config = small(student=student, nodes=SMALL["nodes"][:2], engine={"workers": 0})
+    findings = {finding.key: finding.says for finding in expected_cost(config, baselines=Work())}
+    assert f"the model is large ({shape.parameters:,} weights)" in findings["run.rounds"]
+    assert "time: about " in findings["run.rounds"]
 
 
 def test_a_step_costs_more_with_more_to_learn_and_in_a_larger_minibatch() -> None:
