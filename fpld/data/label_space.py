@@ -121,7 +121,7 @@ def token_strings(tokenizer: Tokenizer) -> list[bytes]:
     try:
         value = json.loads(tokenizer.library_json())
         return _library_strings(value, tokenizer.vocab)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"the tokenizer's JSON must list its tokens, but {error!r}") from None
 
 
@@ -153,12 +153,15 @@ def _library_strings(value: dict[str, Any], vocab: int) -> list[bytes]:
             "byte-level BPE, or SentencePiece with byte fallback"
         )
     strings = [b""] * vocab
+    added = value.get("added_tokens") or []
+    if min(*ids.values(), *(token["id"] for token in added), 0) < 0:
+        raise ValueError("ids must not be negative")
     for name, index in ids.items():
         if byte_level:
             strings[index] = from_printable(name)
         else:
             strings[index] = marks[name] if name in marks else utf8(name.replace(_METASPACE, " "))
-    for token in value.get("added_tokens") or []:
+    for token in added:
         strings[token["id"]] = b"" if token["special"] else utf8(token["content"])
     if model.get("unk_token") in ids:
         strings[ids[model["unk_token"]]] = b""

@@ -214,6 +214,15 @@ def test_tokenizers_without_byte_fallback_or_of_words_are_refused() -> None:
         TokenStrings(PretrainedTokenizer(json.dumps(value)))
 
 
+def test_token_ids_beyond_the_vocabulary_are_refused() -> None:
+    """The library takes them: its vocabulary counts tokens."""
+    value = json.loads(bpe(270).library_json())
+    name = next(reversed(value["model"]["vocab"]))
+    value["model"]["vocab"][name] = 10**6
+    with pytest.raises(InputError, match="must list its tokens"):
+        TokenStrings(PretrainedTokenizer(json.dumps(value)))
+
+
 def test_too_little_text_names_who_cannot_read_it(readers: list[ReaderLimits]) -> None:
     with pytest.raises(InputError, match="all models can read"):
         draw(readers, contexts=10**6)
