@@ -2,7 +2,8 @@
 
 The run is made while the dashboard looks on, so that one picture shows a round in progress. Needs the system's Chromium
 (`make browser`) and as long as the demonstration takes. With a finished run (`--run DIR`) only the report and the
-planner are pictured. `--all DIR` leaves every page there besides: wide and narrow, light and dark, from top to bottom.
+planner are pictured. `--all DIR` leaves every page there besides, README and some of the docs among them: wide and
+narrow, light and dark, from top to bottom.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Page
 
-FOLDER = Path(__file__).parent / "figures"
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "docs/figures"
+WIDTHS = (1400, 390)  # pixels: a desktop and a phone
+DOCS = ("index", "using", "results", "planning", "deploy", "tutorials/own-text", "reference/commands")
 FPLD = [sys.executable, "-m", "fpld"]
 HOUR = 3_600_000  # milliseconds
 
@@ -57,7 +61,10 @@ def main() -> None:
         page.locator("figure.chart svg").last.wait_for()
         _shoot(page, "report", 1700)
         if arguments.all is not None:
-            _all(browser, {"dashboard": url, "planner": f"{url}#planner/{run.name}", "report": report}, arguments.all)
+            arguments.all.mkdir(parents=True, exist_ok=True)
+            charts = {"dashboard": url, "planner": f"{url}#planner/{run.name}", "report": report}
+            _all(browser, charts, arguments.all, wait_for="figure.chart svg >> visible=true")
+            _all(browser, _docs(runs.parent), arguments.all, wait_for="h1")
         browser.close()
     sys.stdout.write(f"run: {run}; pictures: {FOLDER}\n")
 
@@ -85,14 +92,31 @@ def _plan(page: Page) -> None:
     _shoot(page, "planner", 1250)
 
 
-def _all(browser: Browser, pages: dict[str, str], folder: Path) -> None:
+def _docs(folder: Path) -> dict[str, str]:
+    """Build the documentation; return the addresses of README and of pages."""
+    import markdown
+
+    site = folder / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(site)]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    body = markdown.markdown((ROOT / "README.md").read_text("utf-8"), extensions=["tables", "fenced_code"])
+    style = "body { max-width: 60em; margin: auto; font-family: sans-serif } img { max-width: 100% }"
+    style += " pre, table { overflow: auto; display: block }"
+    page = folder / "README.html"
+    head = f'<meta name="viewport" content="width=device-width"><base href="{ROOT.as_uri()}/"><style>{style}</style>'
+    page.write_text(f"<!doctype html>{head}{body}", "utf-8")
+    addresses = {f"docs-{name.replace('/', '-')}": (site / f"{name}.html").as_uri() for name in DOCS}
+    return {"readme": page.as_uri()} | addresses
+
+
+def _all(browser: Browser, pages: dict[str, str], folder: Path, *, wait_for: str) -> None:
     """Picture pages from top to bottom."""
-    for width, scheme in product((1400, 390), ("light", "dark")):
+    for width, scheme in product(WIDTHS, ("light", "dark")):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
         for name, address in pages.items():
             page = context.new_page()
             page.goto(address)
-            page.locator("figure.chart svg >> visible=true").first.wait_for()
+            page.locator(wait_for).first.wait_for()
             page.wait_for_timeout(1500)  # the planner's first answer
             page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
             page.close()
