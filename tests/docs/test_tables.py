@@ -187,6 +187,15 @@ def test_no_attack_costs_a_guarded_student_much() -> None:
     assert worst["mean"] > 1
 
 
+def test_forged_labels_cost_a_guarded_student_nothing_but_their_nodes_text() -> None:
+    kept = json.loads((DOCS / "results" / "attack-guarded.json").read_text())["rows"]
+    assert {row["corpus"] for row in kept} == {"sotu", "pubmed"}
+    assert max(row["worst"] for row in kept) <= 0.03
+    forged = [row for row in kept if row["attack"] in {"mass", "mean-mass", "balanced-mass"}]
+    assert len(forged) == 6
+    assert all(row["trust"] < 0.05 for row in forged)
+
+
 def test_refinement_falls_from_round_to_round_and_vanilla_does_not() -> None:
     for row in json.loads((DOCS / "results" / "refinement.json").read_text())["rows"]:
         first = row["kl_1e3"][0]
