@@ -6,6 +6,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
+from fpld.units import show_count
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -101,9 +103,9 @@ def string_lines(rows: list[Row]) -> list[str]:
     body = []
     for row in rows:
         who = f"student {row['student']}" if row["model"] == "student" else row["model"]
-        over = (
-            "tokens" if row["symbols"] is None else f"{row['symbols']:,.0f} symbols of {row['symbol_bytes']:.0f} bytes"
-        )
+        over = "tokens"
+        if row["symbols"] is not None:
+            over = f"{row['symbols']:,.0f} symbols of {show_count(int(row['symbol_bytes']), 'byte')}"
         marked = ", marked" if row["marked"] == "True" else ""
         labels = "exact" if row["bits"] is None else f"{row['bits']:g} bits"
         learnt = [over + marked, labels] if row["model"] == "student" else ["", ""]
