@@ -6,6 +6,7 @@
 What is read, by name:
 
     a preset's name                                             the folder of `fpld run NAME --seeds`
+    nodes, families-nodes                                       that of heterogeneous-models, of families
     equal-bytes, rules, leakage, lead, attack-targets,
     attack-students, attack-guarded, attack-poisoned, codecs,
     labels                                                      the folder with the command's CSV
