@@ -9,7 +9,7 @@ What is read, by name:
     nodes, families-nodes                                       that of heterogeneous-models, of families
     equal-bytes, rules, leakage, lead, attack-targets,
     attack-students, attack-guarded, attack-poisoned, codecs,
-    labels                                                      the folder with the command's CSV
+    labels, strings                                             the folder with the command's CSV
     privacy                                                     that with privacy-*.csv
     paper, paper-stratified, paper-labels                       that with reproduce.json: `fpld reproduce all --json`
     audits, audit-copies                                        folders of `fpld audit`
