@@ -9,8 +9,8 @@ mixture. What is sent decides how far it gets:
 The first bracket is the model of `fpld.planner.contexts`, fitted to single students of the demonstration. S and U come
 from single students too (`docs/notes.md`). Only the *level* is learnt from kept runs (`gains.json`): one for each thing
 that may be sent, as the mean over texts. Texts differ by more than chance, and their spread gives the range: Student's
-t for one more text, 90 %. It is pooled over labels on public text, and over what models write (`text` and `updates`).
-What that gives depends on how much nodes differ, and spreads more.
+t for one more text, 90 %. It is that of labels on public text, or of what models write (`text` and `updates`): this
+depends on how much nodes differ, and spreads more.
 
 `check_texts` leaves out one text at a time and predicts it from the others. In nats the gain is the share of the gap
 between base and mixture. The gap is told, or measured in a finished run, or that of the kept runs if the model and its
@@ -222,11 +222,13 @@ def kept_levels() -> Levels:
 def fit_levels(rows: Sequence[KeptGain]) -> Levels:
     """Fit levels, spreads and gap to runs.
 
-    A level is the mean over texts, however many runs a text has. The spread is that of all runs around it, so it also
-    has what the terms of the budget miss. Of a single text there is none: the range is then unbounded.
+    A level is the mean over texts, however many runs a text has. The spread of labels is that of all runs around it, so
+    it also has what the terms of the budget miss. What models write deviates alike in `text` and in `updates`, by as
+    much as the nodes of a text differ: there a text counts once. Of a single text there is no spread: the range is then
+    unbounded.
     """
     levels: dict[str, Level] = {}
-    deviations: dict[str, list[float]] = {family: [] for family in _FAMILIES.values()}
+    deviations: dict[str, list[tuple[str, float]]] = {family: [] for family in _FAMILIES.values()}
     freedom = dict.fromkeys(deviations, 0)
     for sends in dict.fromkeys(row.sends for row in rows):
         runs = [(row.text, row.share + _row_shortfall(row)) for row in rows if row.sends == sends]
@@ -234,9 +236,12 @@ def fit_levels(rows: Sequence[KeptGain]) -> Levels:
         mean = fmean(by_text)
         levels[sends] = Level(mean, len(by_text))
         if len(by_text) > 1:
-            deviations[_FAMILIES[sends]] += [value - mean for _, value in runs]
+            deviations[_FAMILIES[sends]] += [(text, value - mean) for text, value in runs]
             freedom[_FAMILIES[sends]] += len(runs) - 1
-    spreads = {family: _spread(values, freedom[family]) for family, values in deviations.items()}
+    spreads = {
+        "public": _spread([value for _, value in deviations["public"]], freedom["public"]),
+        "written": _spread(by_text := _means(deviations["written"]), len(by_text) - 1),
+    }
     gaps = _means((row.text, row.gap) for row in rows if row.usual)
     return Levels(levels, spreads, _spread_range(gaps))
 
@@ -374,7 +379,8 @@ _NAMES = {"labels": "labels", "own": "labels of models that differ", "text": "te
 
 def _spread(values: list[float], freedom: int) -> Spread:
     """Return the spread of values around their mean; an infinite one if nothing tells it."""
-    return Spread(math.sqrt(sum(value * value for value in values) / freedom) if freedom else math.inf, max(freedom, 1))
+    squares = sum(value * value for value in values)
+    return Spread(math.sqrt(squares / freedom) if freedom > 0 else math.inf, max(freedom, 1))
 
 
 def _means(pairs: Iterable[tuple[str, float]]) -> list[float]:

@@ -212,3 +212,11 @@ def test_rows_page_and_charts_have_it(capsys: pytest.CaptureFixture[str]) -> Non
     assert labels["loss_low"] < labels["loss"] < labels["loss_high"] < 3.94
     assert labels["loss"] == pytest.approx(3.94 - 0.55 * labels["share"])
     assert labels["planned"]
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    inputs = read_plan_source("rivals").inputs
+    told = replace(USUAL, base=3.94, mixture=3.39)
+    expected = planned_expectation(forecast(replace(inputs, learning=told)))
+    line, separator, _ = f"expected held-out loss: {expected}".partition("; ")
+    assert f"`{line}{separator}...)`" in (ROOT / "docs/planning.md").read_text("utf-8")
