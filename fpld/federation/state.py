@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,8 @@ from fpld.budget.limits import Uplinks, senders
 from fpld.budget.policy import Budget, usual_allocator
 from fpld.codecs.prior import FINE_GRID, coarse_grid
 from fpld.codecs.updates import update_bytes
+from fpld.config import parse_config
+from fpld.config.paths import absolute_paths
 from fpld.data import load_tokenizer
 from fpld.data.label_space import TokenStrings, space_digest
 from fpld.data.places import PlaceProbe, round_probe
@@ -38,13 +41,12 @@ from fpld.protocol.written import least_bits
 from fpld.seeds import derive_key, derive_seed
 from fpld.storage.arrays import load_checkpoint, read_arrays, write_checkpoint
 from fpld.storage.files import canonical_json, parse_json, read_utf8
-from fpld.storage.run_folder import CHECKPOINT, PROBE, PUBLIC, TOKENIZER, TRACE, RunFolder, numbered
+from fpld.storage.run_folder import CHECKPOINT, CONFIG, PROBE, PUBLIC, TOKENIZER, TRACE, RunFolder, numbered
 from fpld.types import MAX_BITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Executor
-    from pathlib import Path
 
     from fpld.codecs.prior import PriorGrid
     from fpld.config import Config
@@ -89,8 +91,9 @@ class Setup:
     def identity(self) -> str:
         """Name the federation by all that it comes from: its key, its configuration, its probe set."""
         # Tables that a configuration does not have are left out: runs of earlier versions, without them, go on.
-        absent = {name for name in ("written", "send", "labels") if getattr(self.config, name) is None}
-        tables = self.config.model_dump(mode="json", exclude=absent)
+        config = self._named_config()
+        absent = {name for name in ("written", "send", "labels") if getattr(config, name) is None}
+        tables = config.model_dump(mode="json", exclude=absent)
         del tables["run"]["track"]  # no result depends on trackers
         # Likewise a key without a value stands for the default that it had in these.
         for name in ("data", "probe"):
@@ -106,6 +109,14 @@ class Setup:
         return hashlib.blake2b(
             canonical_json(parts), key=self.settings.run_key, digest_size=32, person=b"fpld federation"
         ).hexdigest()
+
+    def _named_config(self) -> Config:
+        """Return the configuration that names the run: that of an earlier version has its paths as they were kept."""
+        if self.run.has(CONFIG):
+            kept = read_utf8(self.run.path / CONFIG)
+            if absolute_paths(kept, Path.cwd()) != kept:
+                return parse_config(kept, CONFIG)
+        return self.config
 
     def asked(self, round: int) -> list[int]:
         """Return the numbers of the nodes that a round asks, in order."""
