@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from fpld.cli import main, parser
 from fpld.config import Config, presets
+from fpld.config.sections import NODE_ALIASES
 from tests.federation.conftest import CONFIG, write_texts
 
 if TYPE_CHECKING:
@@ -288,4 +289,8 @@ def test_tables_of_configuration_have_keys_that_exist(page: Path) -> None:
         for section, table in tomllib.loads(block).items():
             if section in sections():
                 for each in table if isinstance(table, list) else [table]:
-                    assert set(each) <= set(sections()[section].model_fields), (section, each)
+                    names = NODE_ALIASES if section == "nodes" else {}
+                    assert {names.get(key, key) for key in each} <= set(sections()[section].model_fields), (
+                        section,
+                        each,
+                    )
