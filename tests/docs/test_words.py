@@ -49,7 +49,9 @@ def test_of_a_program_the_sentences_count_and_not_keys_or_docstrings(tmp_path: P
         '"""A site."""\nKEY = "site"\nHELP = "the bits of a site"\nROWS = """\\\nFor all.\n\n  fpld run sites\n"""\n'
     )
     assert [(use.line, use.found) for use in check_words.old_words(file, WORDS)] == [(3, "site")]
-    file.write_text('KEY = 3\n"""Bytes of a site."""\nHELP = f"{KEY} bytes of sites"\n')  # the first for readers of code
+    file.write_text(
+        'KEY = 3\n"""Bytes of a site."""\nHELP = f"{KEY} bytes of sites"\n'
+    )  # the first for readers of code
     assert [(use.line, use.found) for use in check_words.old_words(file, WORDS)] == [(3, "sites")]
     settings = tmp_path / "some.yaml"
     settings.write_text("# For sites.\nsite: 3\ndescription: of a site  # as is said\n")
