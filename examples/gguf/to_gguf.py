@@ -1,6 +1,6 @@
 """Turn an exported student into a GGUF file for llama.cpp, by llama.cpp's own converter.
 
-The converter comes with llama.cpp's sources, as they are in its repository and in the source distribution of the package
+The converter comes with llama.cpp's sources, as they are in its repository and in the source distribution of
 llama-cpp-python. It needs torch, transformers, gguf and sentencepiece. It knows tokenizers by hashes of a text as they
 cut it, and has never seen that of a run: so it is told that text is cut as by GPT-2.
 
