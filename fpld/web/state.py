@@ -60,8 +60,10 @@ class RunIndex:
         run = cached.data
         if run is None:
             return {"stamp": cached.stamp, "live": "", "body": _message(name, cached.error)}
-        live = template_environment().get_template("live.html.j2").render(
-            run=run, progress=run.progress, absences=describe_absences(run.trace)
+        live = (
+            template_environment()
+            .get_template("live.html.j2")
+            .render(run=run, progress=run.progress, absences=describe_absences(run.trace))
         )
         return {"stamp": cached.stamp, "live": live, "body": run_section(run, "run")}
 

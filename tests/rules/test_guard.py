@@ -44,7 +44,9 @@ CODECS: dict[str, Codec] = {"samples": SAMPLES, "float32": FLOAT32}
 LAST = np.random.default_rng(99).integers(0, ENDS, M)  # each context's last token
 FOLLOWING = np.append(LAST[1:], -1)
 # Within what honest nodes differ by, honest in the first round, or by a trigger in no group: docs/attacks.md, limits.
-HIDDEN = {"swap", "sleeper", "rare-backdoor", "two-token-backdoor"} | {name for name, attack in ATTACKS.items() if attack.hides}
+HIDDEN = {"swap", "sleeper", "rare-backdoor", "two-token-backdoor"} | {
+    name for name, attack in ATTACKS.items() if attack.hides
+}
 
 
 @cache
