@@ -148,9 +148,14 @@ class ChatTokenizer:
         return 2 if self.answers else self.tokenizer.vocab
 
     def library_json(self) -> str:
-        """Return what the result follows from: the tokenizer and the template."""
+        """Return what the result follows from: the tokenizer, its end-of-text token and the template."""
         template = template_of(self.tokenizer)
-        parts = [self.answers, None if template is None else template.serial(), self.tokenizer.library_json()]
+        parts = [
+            self.answers,
+            None if template is None else template.serial(),
+            self.tokenizer.library_json(),
+            getattr(self.tokenizer, "end_of_text", None),  # is not in the library's JSON
+        ]
         return canonical_json(parts).decode()
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:

@@ -75,6 +75,19 @@ def test_an_answer_at_the_end_of_a_conversation_learns_the_token() -> None:
     assert not open_ended.learnt.any()
 
 
+def test_tokens_of_conversations_with_and_without_it_are_kept_apart(tmp_path: Path) -> None:
+    """Either may be kept first."""
+    chats = [Document("a", json.dumps([{"role": "assistant", "content": "No."}]), chat=True)]
+    for folder, order in (("ended", (True, False)), ("plain", (False, True))):
+        for end_of_text in order:
+            tokenizer = data.ByteTokenizer(end_of_text=end_of_text)
+            text = encode_text(chats, tokenizer, tmp_path / folder)
+            again = encode_text(chats, tokenizer)
+            assert np.array_equal(np.asarray(text.tokens), np.asarray(again.tokens))
+            assert np.array_equal(np.asarray(text.answers), np.asarray(again.answers))
+            assert (ord(END_OF_TEXT) in np.asarray(text.tokens)) == end_of_text
+
+
 def test_a_generated_text_ends_with_the_token() -> None:
     """A chain that always says "ab" and then ends."""
     tokenizer = TOKENIZERS[0]
