@@ -22,7 +22,7 @@ import numpy as np
 
 from fpld.data.documents import cut_at_lines
 from fpld.data.encoding import END_OF_TEXT, batch_ids, token_type, utf8
-from fpld.errors import InputError, MissingExtraError
+from fpld.errors import FpldError, InputError, MissingExtraError
 from fpld.storage.files import canonical_json, read_utf8, write_atomic
 
 if TYPE_CHECKING:
@@ -284,10 +284,12 @@ def _refused_by_library() -> Iterator[None]:
     """Raise InputError for what the `tokenizers` library does not like; a panic in its Rust code is no Exception."""
     try:
         yield
+    except FpldError:
+        raise
     except BaseException as error:  # the library raises nothing more specific
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise InputError(f"a tokenizer must be JSON of the tokenizers library, but {error}") from None
+        raise InputError(f"the tokenizers library refuses this tokenizer, or a text for it: {error}") from None
 
 
 class PretrainedTokenizer(_LibraryTokenizer):
@@ -307,6 +309,10 @@ class PretrainedTokenizer(_LibraryTokenizer):
         self.vocab = least if vocab is None else vocab
         if self.vocab < least:
             raise InputError(f"vocab must be at least the tokenizer's {least}, got {vocab}")
+        # The library counts tokens, whose ids may leave some numbers out.
+        largest = max(self._backend.get_vocab().values(), default=0)
+        if largest >= self.vocab:
+            raise InputError(f"vocab must be more than the tokenizer's largest id, {largest}; it is {self.vocab}")
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """Return the token ids of `text`."""
@@ -316,12 +322,16 @@ class PretrainedTokenizer(_LibraryTokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """Return the token ids of each text, encoded in parallel."""
-        return batch_ids(self._backend, texts, self.vocab)
+        with _refused_by_library():
+            return batch_ids(self._backend, texts, self.vocab)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
         """Return for each text its token ids, and the characters from and to which each token goes."""
+        checked = [utf8(text).decode() for text in texts]
+        with _refused_by_library():
+            encodings = self._backend.encode_batch(checked, add_special_tokens=False)
         encoded = []
-        for encoding in self._backend.encode_batch([utf8(text).decode() for text in texts], add_special_tokens=False):
+        for encoding in encodings:
             offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             encoded.append((np.array(encoding.ids, token_type(self.vocab)), offsets[:, 0], offsets[:, 1]))
         return encoded

@@ -86,7 +86,7 @@ def check_tokenizer(path: str | os.PathLike[str], tokenizer: Tokenizer) -> None:
     if place.is_dir() and not (place / "tokenizer.json").exists():
         log.warning("%s has no tokenizer.json: nobody can tell whether its tokens are those of the federation", path)
         return
-    expected = HuggingFaceTokenizer(path)
+    expected = model_tokenizer(path)
     if not same_tokens(expected.library_json(), tokenizer.library_json()):
         raise InputError(
             f"{path} has another tokenizer than the federation, though both may have {expected.vocab} tokens: set "

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fpld.data import BpeTokenizer, ByteTokenizer, Document, Tokenizer, encode_documents, load_tokenizer
-from fpld.data.tokenizers import bits_per_byte, check_token_ids
+from fpld.data.tokenizers import PretrainedTokenizer, bits_per_byte, check_token_ids
 from fpld.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PUBLIC = "the cat sat on the mat, then the other cat sat on the other mat. naïve café — 1234\n" * 20
@@ -129,3 +130,21 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(InputError, match=r"tokenizer\.json"):
         load_tokenizer(file)
+
+
+def test_what_the_library_cannot_encode_is_refused_on_every_way() -> None:
+    """A Unigram whose unknown token has no id: each text with a letter that is no token."""
+    model = {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0], ["b", -2.0]], "byte_fallback": False}
+    tokenizer = PretrainedTokenizer(json.dumps({"model": model, "added_tokens": []}))
+    assert tokenizer.encode("ab").tolist() == tokenizer.encode_batch(["ab"])[0].tolist() == [0, 1]
+    assert tokenizer.encode_with_offsets(["ab"])[0][0].tolist() == [0, 1]
+    calls: list[Callable[[], object]] = [
+        lambda: tokenizer.encode("abc"),
+        lambda: tokenizer.encode_batch(["ab", "abc"]),
+        lambda: tokenizer.encode_with_offsets(["ab", "abc"]),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="unk_id"):
+            call()
+    with pytest.raises(InputError, match=r"^text must be what UTF-8 can hold"):
+        tokenizer.encode_batch(["a\ud800"])
