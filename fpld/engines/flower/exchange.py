@@ -215,7 +215,7 @@ class Exchange:
                 self._pull = receive.PieceByPiece
                 self._poll_replies = receive.poll_announcements
         self._batch = 1 if alone else _BATCH
-        self._replies: Queue[Message | Exception] = Queue(_FETCH_THREADS)  # more wait at the SuperLink
+        self._replies: Queue[Message | BaseException] = Queue(_FETCH_THREADS)  # more wait at the SuperLink
         self._over = threading.Event()
         self._changed = threading.Condition()
         self._waiting: dict[str, ReplyPull] = {}
@@ -249,7 +249,7 @@ class Exchange:
                     return None
             else:
                 break
-        if isinstance(reply, Exception):
+        if isinstance(reply, BaseException):
             raise reply
         self.left -= 1
         return reply
@@ -277,10 +277,10 @@ class Exchange:
     def _do(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # raised where the replies are taken
+        except BaseException as error:  # raised where the replies are taken; that a run was stopped is no Exception
             self._give(error)
 
-    def _give(self, reply: Message | Exception) -> None:
+    def _give(self, reply: Message | BaseException) -> None:
         """Hand a reply over as soon as the queue has room, unless the exchange was closed."""
         while not self._over.is_set():
             with contextlib.suppress(Full):

@@ -249,6 +249,18 @@ def test_a_run_that_was_stopped_ends_and_trouble_at_the_superlink_is_said() -> N
         received(link)
 
 
+@pytest.mark.parametrize("patches", ["all", "none"])
+def test_a_run_that_was_stopped_ends_what_waits_for_its_replies(patches: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when the time is over; without a time it would wait for ever."""
+    monkeypatch.setenv(CHOICE_VARIABLE, patches)
+    link = Link()
+    link.status = 403
+    started = time.monotonic()
+    with pytest.raises(RunNotRunningException):
+        list(exchange(LinkedGrid(link), [question()], 60.0, [MOST]))
+    assert time.monotonic() - started < 30
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_on_stock_flower_a_malformed_reply_costs_those_that_come_with_it(
     alone: bool, monkeypatch: pytest.MonkeyPatch
