@@ -7,7 +7,8 @@ would train again in each worker. Here a process starts without the script:
              `Origin.of_this_process` names that script, and holds what was registered, pickled
     child    `Origin.restore` imports the script, up to its first call of `fpld.run`, and registers what is missing
 
-So codecs and students that a script defines before it runs are there, with or without a main guard. What a notebook
+So codecs and students that a script defines before it runs are there, with or without a main guard. Without one, what
+stands before the run is done again in each worker, and the run's place is left as by an exception. What a notebook
 defines has no file: no process can import it, and `unreachable` says so before a run begins.
 """
 
@@ -21,10 +22,10 @@ import sys
 import threading
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
 from multiprocessing.context import SpawnContext, SpawnProcess
 from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fpld.registry import REGISTRIES
@@ -32,7 +33,6 @@ from fpld.validation import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from importlib.machinery import ModuleSpec
 
     from fpld.registry import Registry
 
@@ -162,21 +162,25 @@ def _main_script() -> tuple[str | None, str | None]:
 
 
 def _import_as_main(module: str | None, file: str | None) -> None:
-    """Import the main script under the name that it has in child processes."""
-    spec: ModuleSpec | None = None
+    """Import the main script under the name that it has in child processes.
+
+    The main module is described as in the parent: processes that the worker starts itself find the script by that.
+    """
     if module is not None:
         spec = importlib.util.find_spec(module)
+        if spec is None or spec.loader is None:
+            return
+        main = importlib.util.module_from_spec(spec)
+        main.__name__ = _IMPORTED_MAIN
+        code = spec.loader.get_code(module)  # type: ignore[attr-defined]
     elif file is not None:
-        loader = SourceFileLoader(_IMPORTED_MAIN, file)
-        spec = importlib.util.spec_from_file_location(_IMPORTED_MAIN, file, loader=loader)
-    if spec is None or spec.loader is None:
+        main = ModuleType(_IMPORTED_MAIN)
+        main.__spec__ = None
+        main.__file__ = file
+        # A loader would write the compiled script beside it.
+        code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+    else:
         return
-    main = importlib.util.module_from_spec(spec)
-    main.__name__ = _IMPORTED_MAIN
     sys.modules["__main__"] = main
     sys.modules[_IMPORTED_MAIN] = main
-    if module is not None:
-        code = spec.loader.get_code(module)  # type: ignore[attr-defined]
-        exec(code, vars(main))  # noqa: S102 - the script that the user has started
-    else:
-        spec.loader.exec_module(main)
+    exec(code, vars(main))  # noqa: S102 - the script that the user has started

@@ -203,6 +203,7 @@ class Workers(ProcessPoolExecutor):
         try:
             job = super().submit(fn, *args, **kwargs)
         except BrokenProcessPool:
+            self._forget_records()
             raise ResourceError(_WORKER_LOST) from None
         future: Future[Any] = Future()
         job.add_done_callback(partial(self._pass_on, future))

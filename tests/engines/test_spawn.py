@@ -6,12 +6,14 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from fpld import registry
-from fpld.engines.pool import make_pool
+from fpld.engines.pool import Workers, make_pool
+from fpld.errors import ResourceError
 from fpld.rules.averages import Mean
 from fpld.spawn import Origin, Registration, unreachable
 
@@ -31,6 +33,49 @@ class Mine(UniformCodec):
 fpld.registry.codecs.register("mine", Mine())
 overrides = {{"engine.workers": 2, "codec.name": "mine", "run.rounds": 1, "baselines.methods": [], {DENSE}}}
 print(fpld.run("tiny", out="out", overrides=overrides).state)
+"""
+NESTED = """
+import multiprocessing, os, sys
+from fpld.spawn import Origin, spawn_context
+from job import work
+
+class Mine:
+    pass
+
+def end(item):
+    os._exit(7 if isinstance(item, Mine) else 8)
+
+def start(method):
+    process = multiprocessing.get_context(method).Process(target=end, args=(Mine(),))
+    process.start()
+    process.join()
+    return process.exitcode
+
+if __name__ == "__main__":
+    for method in sys.argv[1:]:
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        process = spawn_context().Process(target=work, args=(Origin.of_this_process(), method, sender))
+        process.start()
+        print(receiver.recv() if receiver.poll(100) else "nothing")
+        process.join()
+"""
+JOB = """
+def work(origin, method, sender):
+    origin.restore()
+    import __mp_main__
+
+    sender.send(__mp_main__.start(method))
+"""
+GUARDED = """
+import fpld
+
+overrides = {
+    "student": {"kind": "transformer", "layers": 1, "width": 16, "heads": 2, "length": 16, "batch": 4},
+    "engine.workers": 1, "engine.processes": 2, "run.rounds": 1, "run.continuations": 0, "baselines.methods": [],
+    "base.steps": 2, "local.steps": 2, "distill.steps": 2,
+}
+if __name__ == "__main__":
+    print(fpld.run("tiny", out="out", overrides=overrides).state)
 """
 
 
@@ -53,6 +98,39 @@ def test_a_script_without_a_main_guard_runs_once_with_a_codec_of_its_own(tmp_pat
     done = run(tmp_path, "script.py")
     assert (done.returncode, done.stdout) == (0, "begins\ndone\n"), done.stderr
     assert "cannot import" not in done.stderr
+
+
+def test_a_worker_starts_processes_that_know_the_script(tmp_path: Path) -> None:
+    """And nothing is written beside it."""
+    (tmp_path / "script.py").write_text(NESTED)
+    (tmp_path / "job.py").write_text(JOB)
+    methods = [method for method in ("spawn", "forkserver") if method in multiprocessing.get_all_start_methods()]
+    done = run(tmp_path, "script.py", *methods)
+    assert (done.returncode, done.stdout.split()) == (0, ["7"] * len(methods)), done.stderr
+    assert not list(tmp_path.glob("**/script.*.pyc"))
+
+
+@pytest.mark.slow
+def test_a_script_trains_in_two_processes_of_a_worker(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(GUARDED)
+    done = run(tmp_path, "script.py")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_a_pool_that_is_given_a_job_after_its_end_waits_no_more_for_records() -> None:
+    """A worker may die with the lock of the queue: then no end of it can be read."""
+    with make_pool(1) as pool:
+        assert isinstance(pool, Workers)
+        assert pool.submit(len, "worker").result() == 6
+        (process,) = pool._processes.values()
+        process.kill()
+        process.join()
+        until = time.monotonic() + 60
+        while not pool._broken and time.monotonic() < until:
+            time.sleep(0.01)
+        with pytest.raises(ResourceError, match="a worker process was killed"):
+            pool.submit(len, "worker")
+        assert pool._listener is None
 
 
 def test_what_no_process_can_import_is_an_error_that_names_key_and_remedy(tmp_path: Path) -> None:
