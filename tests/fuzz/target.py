@@ -55,15 +55,18 @@ def run(target: Target, folder: Path, *, seed: int, examples: int | None = None,
 def limited_memory(most: int) -> Iterator[None]:
     """Raise `AssertionError` if more than so many bytes are allocated at a time, touched or not.
 
-    Tracing goes on until `run` ends: to begin it anew for each example takes memory that is never free again.
+    That holds for what ends with an exception too. Tracing goes on until `run` ends: to begin it anew for each example
+    takes memory that is never free again.
     """
     tracemalloc.start()  # goes on if it was begun before
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
-    yield
-    peak = tracemalloc.get_traced_memory()[1] - before
-    if peak > most:
-        raise AssertionError(f"{peak} bytes were allocated, at most {most} may be")
+    try:
+        yield
+    finally:
+        peak = tracemalloc.get_traced_memory()[1] - before
+        if peak > most:
+            raise AssertionError(f"{peak} bytes were allocated, at most {most} may be")
 
 
 def mutated(data: bytes, rng: np.random.Generator) -> bytes:

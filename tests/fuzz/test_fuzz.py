@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
 
+from fpld.errors import InputError
 from tests.fuzz import files, sent, strings, wires
-from tests.fuzz.target import run
+from tests.fuzz.target import limited_memory, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,6 +42,22 @@ EXAMPLES |= {
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_slice(name: str, tmp_path: Path) -> None:
     assert run(TARGETS[name], tmp_path, seed=14, examples=EXAMPLES[name]) >= EXAMPLES[name]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_memory_is_watched_in_what_is_refused_too(refused: bool) -> None:
+    def allocate(size: int) -> None:
+        with contextlib.suppress(InputError), limited_memory(1 << 16):
+            bytearray(size)
+            if refused:
+                raise InputError("no")
+
+    try:
+        allocate(1 << 10)
+        with pytest.raises(AssertionError, match="bytes were allocated"):
+            allocate(1 << 17)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.slow
