@@ -95,7 +95,9 @@ class Preflight:
         corpus, problems = _tried("data.corpus" if config.data.corpus else "data.path", self._documents)
         yield from problems
         if corpus is None:
-            yield from self._other_paths() if problems[0].wrong else self._unread_limit()
+            yield from self._other_paths()
+            if not problems[0].wrong:
+                yield from self._unread_limit()
             return
         public, problems = _tried("probe.source", lambda: self._public(corpus))
         yield from problems
@@ -125,8 +127,9 @@ class Preflight:
             if config.data.split == "label":
                 sizes = {node.name: file_bytes(root / (node.label or node.name)) for node in config.nodes}
         if self._local:
-            own = ((node.name, node.data) for node in config.nodes if node.data is not None)
-            sizes |= {name: file_bytes(data.text_folder(path)) for name, path in own}
+            own = {node.name: node.data for node in config.nodes if node.data is not None}
+            # What fails here is named by `_other_paths`.
+            sizes |= {name: _tried("", partial(_text_bytes, path))[0] or 0 for name, path in own.items()}
         left_out = [_left_out(name, size, limit, "data.limit") for name, size in sizes.items()]
         parts = [part for part in left_out if part]
         if not sizes:
@@ -203,8 +206,10 @@ class Preflight:
         split = split_text(spec, documents)
         sides = (split.train, split.heldout)
         length = config.probe.length
+        ended = self._config.tokenizer_choice(index).end_of_text
+        end = data.encoding.END_OF_TEXT if ended else data.encoding.SEPARATOR
         for what, side in zip(("training", "held-out"), sides, strict=True):
-            size = data.total_size(side) + len(data.encoding.SEPARATOR) * len(side)
+            size = data.total_size(side) + len(end) * len(side)
             if size <= length:  # a token is a byte or more
                 raise InputError(f"its {what} text has {size} bytes, no more than a context of {length} tokens")
         self._units(config, split.train, single=split.single)
@@ -452,6 +457,10 @@ def file_bytes(root: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     files = [root] if root.is_file() else (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
     return sum(file.stat().st_size for file in files)
+
+
+def _text_bytes(path: str) -> int:
+    return file_bytes(data.text_folder(path))
 
 
 def _here(path: str) -> None:

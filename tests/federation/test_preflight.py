@@ -223,6 +223,16 @@ def test_what_a_limit_leaves_out_of_a_large_text_is_said_by_its_files(
     says = {row["key"]: row["says"] for row in found(capsys, own, 0)}
     assert f"north: 2.0 of {sizes['east'] / 1e3:.1f} kB used" in says["data.limit"]
     assert "is not read before the run" in says["data.path"]
+    hub = f"someone/texts@{'a' * 40}"
+    gone = [
+        ('"north"', f'"north"\ndata = "{hub}"'),
+        ('"south"', '"south"\ndata = "no"'),
+        ("heldout = 0.25", "limit = 2000"),
+    ]
+    says = {row["key"]: row["says"] for row in found(capsys, write(place, gone), 2)}
+    assert hub in says["nodes[0].data"]
+    assert "does not exist" in says["nodes[2].data"]
+    assert says["data.limit"].startswith("east: 2.0 of ")
     monkeypatch.setattr(stored, "MAX_IN_MEMORY_BYTES", 1000)
     for text in (place / "texts").rglob("*.txt"):
         os.utime(text, (time.time() - 60, time.time() - 60))
