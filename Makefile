@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 KERNELS := .venv/.kernels
+HASHED := .venv/.hashed
 COMPAT_TESTS := $(addprefix tests/engines/flower/test_,stock.py patches.py app.py conformance.py admission.py deployment.py\
   healing.py kills.py operations.py polling.py receive.py waiting.py)
 # Tests start hundreds of processes: bytecode is kept, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo reproduce test quick check lint types format figures screenshots results studies bench docs extras package compat manifests sbom hashes fuzz clean
+.PHONY: help setup browser demo reproduce test quick unmixed check lint types format figures screenshots results studies bench docs extras package compat manifests sbom hashes fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -19,11 +20,21 @@ setup: $(STAMP) ## a virtual environment in .venv with all that development need
 $(STAMP): pyproject.toml constraints.txt
 	@echo "== setting up .venv (once; a minute or two)"
 	$(PYTHON) -m venv .venv
+	@rm -f $(HASHED)
 	@if [ -n "$(HASHES)" ]; then \
+	  touch $(HASHED); \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r hashes.txt; fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(if $(HASHES),--no-build-isolation) -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m compileall -q -j 0 .venv/lib >/dev/null || true # on all cores; some files are templates
 	@touch $(STAMP)
+
+# pip leaves what is installed as it is, so nothing in an environment that was made without hashes would be compared.
+ifneq ($(HASHES),)
+$(STAMP): | unmixed
+endif
+unmixed:
+	@if [ -d .venv ] && [ ! -e $(HASHED) ]; then \
+	  echo ".venv was made without hashes: remove it, and run make setup HASHES=1 again"; exit 1; fi
 
 browser: ## Chromium from the system's packages, for the tests of pages (FPLD_BROWSER=none: do without)
 	@if [ "$$FPLD_BROWSER" = none ] || command -v "$${FPLD_BROWSER:-chromium}" >/dev/null; then exit 0; fi; \

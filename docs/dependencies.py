@@ -41,8 +41,9 @@ UNHASHED = {"torch"}
 NODE_EXTRAS = ("flower", "fast", "text", "torch", "huggingface", "report", "dashboard", "privacy")
 _PLATFORMS = re.compile(r"any|(many)?linux\w*_(x86_64|aarch64)")
 _PYTHONS = re.compile(r"py2\.py3|py3\d*|cp311|cp312|cp313")  # besides wheels of the stable ABI
-_HEAD = """# The files of the versions in constraints.txt, by their hashes. `make setup HASHES=1` installs no others.
-# Made by `make hashes`. torch has no hash: its build is the user's choice.
+_HEAD = """# The files of the versions in constraints.txt, by their hashes: for Linux and Python 3.11 to 3.13.
+# Made by `make hashes`. `make setup HASHES=1` installs these by hash, and builds fpld with the hatchling among them.
+# torch has no hash: its build is the user's choice. What that needs besides (nvidia-*, triton) has none either.
 """
 
 

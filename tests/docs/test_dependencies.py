@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -50,6 +51,22 @@ def test_a_hash_that_differs_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode
     assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_setup_by_hashes_builds_with_what_has_a_hash_and_starts_anew(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "hashes.txt"):
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    command = ["make", "-C", str(tmp_path), "setup", "HASHES=1"]
+    planned = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout
+    (editable,) = (line for line in planned.splitlines() if line.endswith("-e '.[dev]'"))
+    assert "--no-build-isolation" in editable
+    assert "hatchling==" in HASHES.read_text()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/.installed").touch()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert "made without hashes" in done.stdout
 
 
 def test_the_bill_of_materials_has_what_a_node_needs_at_the_installed_versions() -> None:
