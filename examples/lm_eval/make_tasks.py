@@ -3,7 +3,9 @@
     python examples/lm_eval/make_tasks.py my-texts --out tasks
     lm_eval --model hf --model_args pretrained=./student --include_path tasks --tasks fpld_text,fpld_cloze
 
-`fpld_text` is the text as one stream, as `fpld evaluate` reads it: `bits_per_byte` of both programs is the same number.
+`fpld_text` is the text as one stream, with an empty line after each document. So does `fpld evaluate` read it for a
+student without an end-of-text token: `bits_per_byte` of both programs is the same number. For a student with one,
+`fpld evaluate` puts that token after each document instead, so the two numbers differ.
 `fpld_cloze` asks for the last word of a sentence, among words of the same text.
 """
 
@@ -52,15 +54,21 @@ def cloze(text: str, questions: int, seed: int) -> list[dict[str, Any]]:
     """Return sentences without their last word, which is one of `CHOICES` words: the others are drawn from the text."""
     draw = random.Random(seed)  # noqa: S311  # the same questions on every machine
     words = sorted(set(WORD.findall(text)))
-    found = []
-    for sentence in SENTENCE.findall(" ".join(text.split())):
+    sentences = SENTENCE.findall(" ".join(text.split()))
+    draw.shuffle(sentences)
+    asked: list[dict[str, Any]] = []
+    for sentence in sentences:
+        if len(asked) == questions or len(words) < CHOICES:
+            break
         context, _, last = sentence[:-1].rpartition(" ")
-        others = [word for word in words if word != last]
-        if WORD.fullmatch(last) and len(others) >= CHOICES - 1:
-            choices = [last, *draw.sample(others, CHOICES - 1)]
-            draw.shuffle(choices)
-            found.append({"context": context, "choices": choices, "answer": choices.index(last)})
-    return draw.sample(found, min(questions, len(found)))
+        if not WORD.fullmatch(last):
+            continue
+        # One more than are wanted, since the answer may be among them.
+        others = [word for word in draw.sample(words, CHOICES) if word != last]
+        choices = [last, *others[: CHOICES - 1]]
+        draw.shuffle(choices)
+        asked.append({"context": context, "choices": choices, "answer": choices.index(last)})
+    return asked
 
 
 def make_tasks(texts: Path, out: Path, *, questions: int = 200, seed: int = 0) -> None:

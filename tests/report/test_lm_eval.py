@@ -87,3 +87,8 @@ def test_the_answer_of_a_cloze_is_the_last_word() -> None:
         assert len(set(question["choices"])) == MAKE_TASKS["CHOICES"]
         assert f"{question['context']} {question['choices'][question['answer']]}" in " ".join(text.split())
     assert len({question["answer"] for question in asked}) > 1
+
+
+def test_few_words_make_no_cloze() -> None:
+    sentence = "It is an ox or it is an ox or it is an ox and so it is an oxen."
+    assert MAKE_TASKS["cloze"](sentence, 40, 0) == []
