@@ -230,11 +230,20 @@ def test_preparing_goes_on_after_a_kill(
 
 
 _PREPARED = """
-import sys
+import sys, time
 from pathlib import Path
 from fpld.data import ByteTokenizer, read_documents, token_cache
 token_cache._PACK_TOKENS = 1_000_000
 place = Path(sys.argv[1])
+most = int(sys.argv[2])
+packs = []
+write_arrays = token_cache.write_arrays
+def write(*arguments):
+    write_arrays(*arguments)
+    packs.append(arguments[0])
+    if len(packs) == most:
+        time.sleep(600)
+token_cache.write_arrays = write
 documents = read_documents(place / "texts", cache=place / "cache")
 token_cache.TokenCache(place / "cache", ByteTokenizer()).encode(documents)
 """
@@ -259,12 +268,15 @@ def indexes(cache: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_sigkill_at_any_moment_of_preparing_loses_only_what_was_not_whole(tmp_path: Path) -> None:
-    """From outside: as soon as there is a pack more than before the start, and some milliseconds later."""
+    """From outside: as soon as there is a pack more than before the start, and some milliseconds later.
+
+    After 8 packs the process waits, so that it is still there to be killed, however late this one is scheduled.
+    """
     expected = long_texts(tmp_path / "texts", files=3)
     cache = tmp_path / "cache"
     packs: dict[Path, int] = {}
     for delay in (0.0, 0.01, 0.05):
-        running = subprocess.Popen([sys.executable, "-c", _PREPARED, str(tmp_path)])
+        running = subprocess.Popen([sys.executable, "-c", _PREPARED, str(tmp_path), "8"])
         end = time.monotonic() + 60
         while len(indexes(cache)) <= len(packs) and running.poll() is None and time.monotonic() < end:
             time.sleep(0.001)
@@ -275,7 +287,7 @@ def test_sigkill_at_any_moment_of_preparing_loses_only_what_was_not_whole(tmp_pa
         assert packs.items() <= there.items()
         packs = there
     assert 0 < len(packs) < 27
-    subprocess.run([sys.executable, "-c", _PREPARED, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", _PREPARED, str(tmp_path), "0"], check=True)
     assert packs.items() <= {index: index.stat().st_mtime_ns for index in indexes(cache)}.items()
     assert not list(cache.rglob(".fpld-*"))
     tokens = TokenCache(cache, ByteTokenizer()).encode(read_documents(tmp_path / "texts", cache=cache)).tokens
