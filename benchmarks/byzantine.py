@@ -365,7 +365,16 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, row: Row) -> Cell:
-        """Return the key of a row, also of one that was read from a CSV."""
+        """Return the key of a row, also of one that was read from a CSV.
+
+        Raises
+        ------
+        SystemExit
+            If the table is one of other columns.
+        """
+        missing = [name for name in cls._fields if name not in row]
+        if missing:
+            raise SystemExit(f"a row of the table has no {', '.join(missing)}: give another --out")
         seed, rounds, malicious = (int(row[name]) for name in ("seed", "rounds", "malicious"))
         return cls(row["corpus"], seed, rounds, malicious, row["attack"], row["rule"])
 

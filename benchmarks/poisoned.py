@@ -175,7 +175,9 @@ def measure(federation: Federation, folder: Path, cell: Cell) -> Row:
     if cell.rule == "updates":
         try:
             student = learn_from_updates(federation, folder, UPDATE_ATTACKS.get(cell.attack))
-        except InputError:  # a student that is worse than the last one is not sent out: the run stops
+        except InputError as error:  # a student that is worse than the last one is not sent out: the run stops
+            if "the student diverged" not in str(error):
+                raise
             student = federation.base
             stopped = True
     else:

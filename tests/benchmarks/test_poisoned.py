@@ -10,6 +10,7 @@ import pytest
 from benchmarks import byzantine, poisoned
 from benchmarks.attacks import TEXT_ATTACKS, TOKEN, UPDATE_ATTACKS, Trigger
 from benchmarks.byzantine import Cell
+from fpld.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,19 @@ def test_malicious_updates_do_harm_and_are_in_the_bounds_of_what_can_be_coded(
     # A student that is worse than the one before is not sent out: the run stops.
     assert found["tenfold"]["stopped"]
     assert found["tenfold"]["nats"] == base
+
+
+def test_only_a_student_that_diverged_stops_the_run(
+    federation: Federation, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poisoned, "UPDATE_BITS", 0.5)  # less than a bit per weight can be no update
+    with pytest.raises(InputError, match="bit"):
+        row(federation, folder, "updates", "none")
+
+
+def test_a_table_without_a_column_of_the_key_is_refused() -> None:
+    with pytest.raises(SystemExit, match="malicious"):
+        Cell.of({"corpus": "sotu", "seed": "0", "rounds": "1", "attack": "none", "rule": "mixture"})
 
 
 def test_poisoned_text_does_harm_and_its_nodes_keep_their_trust(federation: Federation, folder: Path) -> None:
