@@ -42,7 +42,7 @@ PLACES_FORMAT = "fpld-places-1"
 _WORD = re.compile(r"(?<=\S) (?=\S)")  # the one blank between two words
 _MAX_PASSAGE_BYTES = 1 << 16
 _SAMPLE_BLOCKS = 200  # blocks of public text that `fpld check` lets a tokenizer read
-_SAMPLE_WORDS = 64  # words of such a block
+_SAMPLE_LENGTH = 4  # places of its passages: a block has 80 words
 _BLOCK_PASSAGES = 16  # passages of a block, which are drawn together
 
 
@@ -313,7 +313,7 @@ def _passages(
 
 def unreadable_share(texts: Iterable[str], strings: TokenStrings) -> float:
     """Return which share of passages of public texts a tokenizer does not give back byte by byte, of a sample."""
-    blocks = [block for text in texts for block in _blocks(text, _SAMPLE_WORDS // _BLOCK_PASSAGES)]
+    blocks = [block for text in texts for block in _blocks(text, _SAMPLE_LENGTH)]
     some = blocks[:: max(len(blocks) // _SAMPLE_BLOCKS, 1)]
     return sum(not _spells(strings, block) for block in some) / max(len(some), 1)
 
