@@ -7,27 +7,32 @@ the same step. The caller gets the loss and the parameters of the first; nobody 
 With `Compute.shard` a process holds only its share of the weights too, as in fully sharded data parallel (Y. Zhao et
 al., *PyTorch FSDP*, 2023): a layer's weights are gathered when it is computed, and let go after it.
 
-The training, pickled, is a file in a temporary folder, where the processes also find each other. From each a pipe leads
-back: records of the log, then an `Outcome` or an exception. A pipe that ends with neither tells of a killed process.
-GPUs add up with NCCL, CPUs with gloo.
+The training, pickled, is a file without a name: it holds a private model, and nothing of it may stay on the disk,
+however the processes end. They find each other in a temporary folder. From each a pipe leads back: records of the log,
+then an `Outcome` or an exception. A pipe that ends with neither tells of a killed process. GPUs add up with NCCL, CPUs
+with gloo.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import logging.handlers
+import mmap
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
+from multiprocessing.reduction import DupFd
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -49,7 +54,6 @@ if TYPE_CHECKING:
     from fpld.students.configs import Compute
 
 _LOGGERS = ("fpld", CURVE_LOGGER)
-_JOB = "training"
 _RENDEZVOUS = "processes"
 _KILLED_SECONDS = 5.0  # within which a process ends whose end another one has noticed
 
@@ -137,6 +141,29 @@ class _Training(NamedTuple):
     levels: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _NamelessFile:
+    """An open file that has no name; a process gets it as it starts."""
+
+    descriptor: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_sent, (DupFd(self.descriptor),)
+
+    def read_training(self) -> _Training:
+        """Return the training in this file, and close it."""
+        try:
+            with mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_READ) as content:  # processes share their place in it
+                training: _Training = pickle.loads(content)  # noqa: S301 - the caller's, in a file of its own
+        finally:
+            os.close(self.descriptor)
+        return training
+
+
+def _open_sent(sent: Any) -> _NamelessFile:
+    return _NamelessFile(sent.detach())
+
+
 class _Worker(NamedTuple):
     process: BaseProcess
     pipe: Connection
@@ -170,14 +197,15 @@ def train_together(
     processes = _context(student)
     workers: list[_Worker] = []
     with TemporaryDirectory(prefix="fpld-", ignore_cleanup_errors=True) as folder:
-        _write(training, Path(folder, _JOB))
         try:
-            for index in range(count):
-                ours, theirs = processes.Pipe(duplex=False)
-                process = processes.Process(target=_work, args=(folder, Group(index, count), theirs), daemon=True)
-                process.start()
-                theirs.close()
-                workers.append(_Worker(process, ours))
+            with _written(training) as file:
+                for index in range(count):
+                    ours, theirs = processes.Pipe(duplex=False)
+                    arguments = folder, _NamelessFile(file.fileno()), Group(index, count), theirs
+                    process = processes.Process(target=_work, args=arguments, daemon=True)
+                    process.start()
+                    theirs.close()
+                    workers.append(_Worker(process, ours))
             outcome = _wait_for_outcome(workers)
         finally:
             for worker in workers:
@@ -216,12 +244,17 @@ def _make_twin(student: Student, state: dict[str, np.ndarray]) -> Student:
     return twin
 
 
-def _write(training: _Training, path: Path) -> None:
-    try:
-        with path.open("wb") as file:
+def _written(training: _Training) -> IO[bytes]:
+    """Return an open file without a name that holds a training."""
+    with contextlib.ExitStack() as unfinished:
+        try:
+            file = unfinished.enter_context(TemporaryFile(prefix="fpld-"))
             _Pickler(file).dump(training)
-    except OSError as error:
-        raise storage_error(path, error) from error
+            file.flush()
+        except OSError as error:
+            raise storage_error(Path(gettempdir(), "fpld-training"), error) from error
+        unfinished.pop_all()
+    return file
 
 
 def _wait_for_outcome(workers: Sequence[_Worker]) -> Outcome:
@@ -279,23 +312,24 @@ class _ToParent(logging.handlers.QueueHandler):
         pipe.send(record)
 
 
-def _work(folder: str, group: Group, pipe: Any) -> None:
+def _work(folder: str, file: _NamelessFile, group: Group, pipe: Any) -> None:
     """Take part in a training, as a process that the caller has started."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None  # noqa: S101 - it is a child
-    threading.Thread(target=_end_with, args=(parent.join,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent.join, folder), daemon=True).start()
     try:
-        pipe.send(_train(Path(folder), group, pipe))
+        pipe.send(_train(Path(folder), file, group, pipe))
     except Exception as error:  # whatever it is, the caller raises it
         pipe.send(_portable(error))
     # To end now would break the connection to processes that still add up: the caller ends all.
     parent.join()
 
 
-def _end_with(join: Callable[[], None]) -> None:
-    """End this process when its parent is gone: nobody waits for what it does."""
+def _end_with(join: Callable[[], None], folder: str) -> None:
+    """End this process when its parent is gone, and delete the folder: nobody waits for what it does."""
     join()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -308,9 +342,8 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _train(folder: Path, group: Group, pipe: Any) -> Outcome:
-    with (folder / _JOB).open("rb") as file:
-        training: _Training = pickle.load(file)  # noqa: S301 - the caller's, in a folder of its own
+def _train(folder: Path, file: _NamelessFile, group: Group, pipe: Any) -> Outcome:
+    training = file.read_training()
     use_threads(training.threads)
     device = training.device
     if device.type == "cuda":

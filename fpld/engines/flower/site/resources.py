@@ -1,7 +1,8 @@
 """Limits on memory, time and file handles: a sandbox for a site's work, and checks that a process can go on.
 
 The sandbox is a fork, so all imports are done. This process watches its memory and its time. However the fork ends, the
-aggregator gets an answer: a process that runs out of memory must not be a node that stays silent.
+aggregator gets an answer: a process that runs out of memory must not be a node that stays silent. What the fork has
+started ends with it.
 
 Python waits for ever for a thread that finds no memory when it begins. So processes that start threads check first
 that there is some (`check_memory`).
@@ -20,21 +21,29 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fpld.errors import ResourceError, exhausted_resource
 from fpld.storage.run_folder import STATUS, RunFolder
 from fpld.units import show_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 RESERVE_BYTES = 64 << 20  # that a process must be able to get: the C library's arena of a new thread
 _WATCH_SECONDS = 5.0
-_POLL_SECONDS = 0.5  # between two looks at the memory of a sandbox
+_POLL_SECONDS = 0.5  # between two looks at a sandbox: its memory, its time, and what it has started
+_LEAVE_SECONDS = 2.0  # within which what a sandbox has started may clean up and end by itself
 _SIZE = struct.Struct("<Q")  # of each part that a sandbox writes
 _DONE = b"\x00"
 _FAILED = b"\x01"
+
+
+class _Started(NamedTuple):
+    """A process, and when it began: its number alone may be another's by now."""
+
+    process: int
+    begun: str
 
 
 class SandboxError(Exception):
@@ -79,15 +88,18 @@ def run_sandboxed(
         os.close(reader)
         _run(writer, work, redact)
     os.close(writer)
+    started: list[_Started] = []
     try:
-        data = _collect(reader, process, memory, seconds)
+        data = _collect(reader, process, memory, seconds, started)
     except BaseException:
+        started[:] = _descendants(process)
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         raise
     finally:
         os.close(reader)
         _, status = os.waitpid(process, 0)
+        _end(started)
     return _parse_result(data, status)
 
 
@@ -110,22 +122,28 @@ def _run(writer: int, work: Callable[[], Sequence[bytes]], redact: Callable[[Exc
         os._exit(code)
 
 
-def _collect(reader: int, process: int, memory: int | None, seconds: float | None) -> bytes:
-    """Return all that the process writes until it ends; check its limits meanwhile."""
+def _collect(reader: int, process: int, memory: int | None, seconds: float | None, started: list[_Started]) -> bytes:
+    """Return all that the process writes until it ends; check its limits meanwhile, and keep what it has `started`."""
     end = None if seconds is None else time.monotonic() + seconds
     data = bytearray()
+    ended = False
     while True:
-        ready, _, _ = select.select([reader], [], [], _POLL_SECONDS)
+        ready, _, _ = select.select([reader], [], [], 0.0 if ended else _POLL_SECONDS)
         if ready:
             piece = os.read(reader, 1 << 20)
             if not piece:
                 return bytes(data)
             data += piece
             continue
+        if ended:  # the pipe is still open in a process that it has started
+            return bytes(data)
+        ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        if ended:
+            continue
+        started[:] = _descendants(process)
         if end is not None and time.monotonic() > end:
             raise ResourceError(f"the work took longer than the {seconds:g} s that its answer is waited for")
-        taken = tree_bytes(process)
-        if memory is not None and taken > memory:
+        if memory is not None and (taken := tree_bytes(process)) > memory:
             raise ResourceError(
                 f"the work took {show_size(taken)} of memory, most_memory in node.toml allows {show_size(memory)}: "
                 "allow more, or ask for a smaller student or batch"
@@ -149,13 +167,42 @@ def tree_bytes(process: int) -> int:
 
     Of a descendant only its share of the memory counts that it has in common with others since its fork.
     """
-    total = own_bytes(process)
+    return own_bytes(process) + sum(_shared_out_bytes(each.process) for each in _descendants(process))
+
+
+def _descendants(process: int) -> list[_Started]:
+    """Return all that a process has started and that still runs; nothing where the system does not tell."""
+    found = []
     waiting = _children(process)
     while waiting:
         child = waiting.pop()
-        total += _shared_out_bytes(child)
+        begun = _begun(child)
+        if begun is not None:
+            found.append(_Started(child, begun))
         waiting += _children(child)
-    return total
+    return found
+
+
+def _begun(process: int) -> str | None:
+    """Return when a process began, as the system writes it; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _end(started: Iterable[_Started]) -> None:
+    """Wait a little until processes have ended that were started in a sandbox; kill those that still run."""
+    end = time.monotonic() + _LEAVE_SECONDS
+    left = list(started)
+    while left := [each for each in left if _begun(each.process) == each.begun]:
+        if time.monotonic() > end:
+            for each in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(each.process, signal.SIGKILL)
+            return
+        time.sleep(0.02)
 
 
 def _children(process: int) -> list[int]:
