@@ -219,7 +219,9 @@ def training_lines(rows: list[Row]) -> list[str]:
         [row["job"], f"{row['tokens_per_second']:,.0f}", f"{row['bare_tokens_per_second']:,.0f}", f"{row['ratio']:.2f}"]
         for row in rows
     ]
-    return grid(("job", "tokens per second", "bare loop", "ratio"), body)
+    return grid(
+        ("job", "tokens per second, by the clock", "bare loop, by the clock", "rate to it, of processor time"), body
+    )
 
 
 def _budget(row: Row) -> tuple[str, str]:
