@@ -252,6 +252,19 @@ def test_a_single_file_is_a_node(place: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["rows"][-1]["method"] == "fpld"
 
 
+def test_an_end_of_text_token_is_one_byte_behind_each_document(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Documents of 15 bytes: with an empty line behind them they have 17, more than a context."""
+    (place / "pair").mkdir()
+    for name in ("a", "b"):
+        (place / "pair" / f"{name}.txt").write_text(f"{name} fifteen bytes"[:15])
+    changes = [('"north"', '"north"\ndata = "{folder}/pair"')]
+    found(capsys, write(place, changes), 0)
+    changes.append(('kind = "bytes"', 'kind = "bytes"\nend_of_text = true'))
+    (row,) = [row for row in found(capsys, write(place, changes), 2) if row["state"] == "wrong"]
+    assert row["key"] == "nodes[0].data"
+    assert "has 16 bytes" in row["says"]
+
+
 @pytest.mark.slow
 def test_a_model_with_other_tokens_is_refused_though_it_has_as_many(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
