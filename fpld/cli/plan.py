@@ -12,7 +12,6 @@ from fpld.cli.arguments import Command, numbers, one_or_each, rates, sizes, word
 from fpld.errors import InputError
 from fpld.planner import PlanInputs, Sender, shortest_deadline
 from fpld.planner.contexts import label_rows
-from fpld.planner.expected import Learning
 from fpld.planner.render import advice, policy_rows, shown_rows, site_rows
 from fpld.planner.sending import expected_rows, shown_expected
 from fpld.registry import allocators, codecs
@@ -50,9 +49,9 @@ by side, without training. Examples:
 
 
 _BYTES_PER_WEIGHT = 4
-_UNITS = (300.0, 1000.0, 5000.0)
-_NUMBERS = (1000.0, 32768.0)
-_NODES = 10.0
+_UNITS = (300, 1000, 5000)
+_NUMBERS = (1000, 32768)
+_NODES = 10
 _STEPS = 2
 _DELTA = 1e-5
 _LIMITS = ("links", "names", "caps", "weights", "clips", "deadline", "total", "policy", "target", "codec", "channel")
@@ -235,8 +234,8 @@ def _time(arguments: argparse.Namespace, source: PlanSource | None, plan: Foreca
     from fpld.planner.inputs import planned_configuration
 
     config = configuration.parse_config(planned_configuration(source, plan), "the planned configuration")
-    findings = expected_cost(config, baselines=baseline_work(config))
-    return next(finding.says for finding in findings if finding.key == "run.rounds")
+    findings = {finding.key: finding.says for finding in expected_cost(config, baselines=baseline_work(config))}
+    return findings.get("run.rounds", f"time: not estimated; {findings.get('engine.workers')}")
 
 
 def _promises(arguments: argparse.Namespace, output: Output) -> int:
@@ -261,12 +260,18 @@ def _promises(arguments: argparse.Namespace, output: Output) -> int:
 
 def _trainings(arguments: argparse.Namespace, output: Output) -> Iterator[tuple[PrivateTraining, float | None]]:
     """Yield the trainings that are asked for, and the gain of each without privacy, if that is known."""
+    from fpld.planner.inputs import read_learning
     from fpld.planner.privacy import PrivateTraining, expected_gain, private_training
 
     if (arguments.base is None) != (arguments.mixture is None):
         raise InputError("--base and --mixture must be given together for --epsilon: their difference is the gain")
     gain = None
-    units = arguments.units
+    units = _counts(arguments, "units")
+    numbers = _counts(arguments, "numbers")
+    nodes = _counts(arguments, "nodes")
+    steps = arguments.steps
+    if steps is not None:
+        validation.integer("--steps", steps, least=1)
     found = None
     if arguments.config is not None:
         source = _source(arguments)
@@ -275,33 +280,42 @@ def _trainings(arguments: argparse.Namespace, output: Output) -> Iterator[tuple[
         for name in ("nodes", "units"):
             if len(getattr(arguments, name) or [0]) > 1:
                 raise InputError(f"--{name} must be one number with CONFIG")
-        one = None if units is None else int(units[0])
+        one = None if units is None else units[0]
         with output.progress("counting the nodes' documents", 1):
             found = private_training(source.config, source.inputs.model_weights, units=one)
         if arguments.base is not None:
-            known = Learning(source.config.distill.steps, base=arguments.base, mixture=arguments.mixture)
+            known = replace(read_learning(source.config), base=arguments.base, mixture=arguments.mixture)
             plan = api.plan(source.inputs, total=source.total)
             gain = expected_gain(known, contexts=source.inputs.all_contexts, bits=plan.bits.tolist())
     elif arguments.base is not None:
         raise InputError("--base and --mixture need CONFIG with --epsilon: contexts and bits give the gain")
     if found is not None:
-        changes = {"steps": arguments.steps, "batch": arguments.batch, "delta": arguments.delta}
+        changes = {"steps": steps, "batch": arguments.batch, "delta": arguments.delta}
         found = replace(found, **{name: value for name, value in changes.items() if value is not None})
-        if arguments.nodes is not None:
+        if nodes is not None:
             average = round(sum(found.units.values()) / len(found.units))
-            found = replace(found, units=_alike(int(arguments.nodes[0]), average))
-        for count in arguments.numbers or [found.numbers]:
-            yield replace(found, numbers=int(count)), gain
+            found = replace(found, units=_alike(nodes[0], average))
+        for count in numbers or [found.numbers]:
+            yield replace(found, numbers=count), gain
         return
     terms = (
-        arguments.steps or _STEPS,
+        _STEPS if steps is None else steps,
         arguments.batch,
         _DELTA if arguments.delta is None else arguments.delta,
     )
     for many in units or _UNITS:
-        for count in arguments.numbers or _NUMBERS:
-            for nodes in arguments.nodes or [_NODES]:
-                yield PrivateTraining(_alike(int(nodes), int(many)), int(count), *terms), gain
+        for count in numbers or _NUMBERS:
+            for of_all in nodes or [_NODES]:
+                yield PrivateTraining(_alike(of_all, many), count, *terms), gain
+
+
+def _counts(arguments: argparse.Namespace, name: str) -> list[int] | None:
+    """Return the numbers of an option, which are whole and at least 1; None if it is not given."""
+    values = getattr(arguments, name)
+    for value in values or []:
+        if not (value >= 1 and value.is_integer()):
+            raise InputError(f"--{name} must have whole numbers of at least 1, got {value:g}")
+    return None if values is None else [int(value) for value in values]
 
 
 def _alike(nodes: int, units: int) -> dict[str, int]:
@@ -326,7 +340,7 @@ def _scale(arguments: argparse.Namespace, output: Output) -> int:
         "layers": arguments.lora_layers,
     }
     effort = ScaleSettings(**{name: value for name, value in settings.items() if value is not None})
-    rows = scale_rows(shape, [int(count) for count in arguments.nodes or [_NODES]], effort)
+    rows = scale_rows(shape, _counts(arguments, "nodes") or [_NODES], effort)
     title = f"{arguments.model}: {shape.parameters:,} weights, V = {shape.vocab:,}; bytes of a node in all rounds"
     output.result("plan", rows, title=title)
     return 0
@@ -348,7 +362,10 @@ def _student_bytes(arguments: argparse.Namespace) -> float | None:
         return None
     if len(arguments.student) != 1 or not arguments.student[0].in_bytes:
         raise InputError("--student must be one size in bytes, such as 4.3MB")
-    return float(arguments.student[0].value)
+    student = float(arguments.student[0].value)
+    if student < _BYTES_PER_WEIGHT:
+        raise InputError(f"--student must be at least {_BYTES_PER_WEIGHT} bytes, those of a weight, got {student:g}")
+    return student
 
 
 def _inputs(arguments: argparse.Namespace, source: PlanSource | None) -> PlanInputs:

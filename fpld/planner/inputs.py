@@ -465,7 +465,7 @@ def _from_config(config: Config, text: str, sizes: _Sizes) -> PlanSource:
         codec=config.codec.name,
         stratified=config.codec.dither == "stratified",
         written=config.contexts_by_model,
-        learning=_learning(config),
+        learning=None if config.privacy is not None else read_learning(config),  # no kept run has privacy
         barred=_barred_ways(config),
     )
     weights = sizes.weights or _count_weights(config, vocab if tokens is None else tokens, shape)
@@ -483,10 +483,8 @@ def _from_config(config: Config, text: str, sizes: _Sizes) -> PlanSource:
     return PlanSource(config, text, inputs, total)
 
 
-def _learning(config: Config) -> Learning | None:
-    """Return what a configuration says of the student's learning; None with privacy, which no kept run has."""
-    if config.privacy is not None:
-        return None
+def read_learning(config: Config) -> Learning:
+    """Return what a configuration says of the student's learning, but for its privacy."""
     usual, _ = configuration.read_config(_USUAL)
     pretrained = isinstance(config.student.settings, HuggingFaceConfig)
     own_models = any(node.differs for node in config.nodes)

@@ -9,6 +9,7 @@ import pytest
 
 from fpld import config as configuration
 from fpld.cli import main
+from fpld.federation import cost
 from fpld.planner import forecast
 from fpld.planner.inputs import read_plan_source
 from tests.federation.conftest import config_file
@@ -192,3 +193,13 @@ def test_time_is_that_of_the_check(capsys: pytest.CaptureFixture[str], config_fi
     assert row["says"].startswith("time: about")
     assert main([*PLAN, "--time"]) == 2
     assert "--time needs CONFIG" in capsys.readouterr().err
+
+
+def test_a_plan_for_which_memory_is_short_says_so_in_the_place_of_a_time(
+    capsys: pytest.CaptureFixture[str], config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "_free_memory", lambda: 1000)
+    table = rows(capsys, "plan", str(config_file), "--time")
+    (row,) = [row for row in table if row["table"] == "time"]
+    assert row["says"].startswith("time: not estimated; memory: about")
+    assert row["says"].endswith("are free")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from fpld import load_config
+from fpld import load_config, plan
 from fpld.cli import main
 from fpld.errors import InputError
 from fpld.federation.prepare import deal, read_corpus
+from fpld.planner.expected import expect
+from fpld.planner.inputs import read_plan_source
 from fpld.planner.privacy import PrivateTraining, count_documents, privacy_rows, private_training
 from fpld.privacy import forecast_noise, noise_for
 from tests.federation.conftest import config_file
@@ -130,6 +133,28 @@ def test_the_command_reads_the_configuration(
     assert (row["units"], row["batch"], row["steps"], row["numbers"]) == (20, 20, 2, 9)
 
 
+def test_the_gain_without_privacy_is_that_of_the_same_plan_without_it(
+    capsys: pytest.CaptureFixture[str], config_file: Path, tmp_path: Path
+) -> None:
+    """The steps of all rounds count, and nodes with models of their own."""
+    losses = ("--base", "4", "--mixture", "3")
+    own = {"kind": "transformer", "layers": 1, "width": 32, "heads": 2, "length": 16, "batch": 4}
+    larger = {"probe.contexts": 8192, "distill.steps": 300, "run.rounds": 3, "baselines": {"methods": []}}
+    private = private_config(config_file, **larger, **{"nodes[0].student": own})
+    files = tmp_path / "private.toml", tmp_path / "public.toml"
+    for file, config in zip(files, (private, private.model_copy(update={"privacy": None})), strict=True):
+        file.write_text(config.to_toml())
+    (row,) = rows(capsys, "plan", str(files[0]), "--epsilon", "8", "--units", "20", *losses)
+    source = read_plan_source(str(files[1]))
+    assert source.inputs.learning is not None
+    learning = replace(source.inputs.learning, base=4.0, mixture=3.0)
+    bits = plan(source.inputs, total=source.total).bits
+    expected = expect("labels", contexts=source.inputs.all_contexts, bits=bits, learning=learning)
+    assert expected is not None
+    assert expected.gain is not None
+    assert row["gain"] == pytest.approx(row["gain_share"] * expected.gain.value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,6 +164,12 @@ def test_the_command_reads_the_configuration(
         ([*CASE, "--base", "4"], "--base and --mixture must be given together"),
         ([*CASE, "--base", "4", "--mixture", "3"], "need CONFIG"),
         ([*CASE, "--batch", "500"], "batch must be at most a node's 300 units"),
+        (["plan", "--epsilon", "8", "--nodes", "0"], "--nodes must have whole numbers of at least 1, got 0"),
+        (["plan", "--epsilon", "8", "--units", "9,1.5"], "--units must have whole numbers of at least 1, got 1.5"),
+        (["plan", "--epsilon", "8", "--numbers", "nan"], "--numbers must have whole numbers of at least 1, got nan"),
+        (["plan", "--epsilon", "8", "--steps", "0"], "--steps must be an integer from 1"),
+        (["plan", "--model", "smollm2-135m", "--nodes", "0"], "--nodes must have whole numbers of at least 1"),
+        (["plan", "rivals", "--student", "1B"], "--student must be at least 4 bytes, those of a weight, got 1"),
         (["plan", "rivals", "--epsilon", "8"], "CONFIG must have [privacy]"),
         (["plan", "rivals", "--units", "9"], "--units must be left out: it is not for a plan of bits"),
         (["plan", "rivals", "--model", "smollm2-135m"], "CONFIG must be left out: it is not for --model"),
