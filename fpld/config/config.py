@@ -394,7 +394,7 @@ def read_config(
         if seed is None and "run.seed" not in (overrides or {}):
             seed = int(recorded[1])
     if overrides:
-        text = override_keys(text, overrides, name)
+        text = absolute_paths(override_keys(text, overrides, name), Path.cwd())
     config = parse_config(text, name)
     if seed is None:
         return config, text
