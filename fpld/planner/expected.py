@@ -304,7 +304,7 @@ def equal_noise_bits(bits: Floats, weights: Floats | None = None) -> float:
     """Return the equal bits of a context at which the mean of labels is as noisy as with these.
 
     >>> round(equal_noise_bits(np.array([24.0, 24.0, 44.0, 44.0, 44.0])), 2)
-    32.69
+    32.75
     """
     overhead = demonstration_model().overhead
     return float(overhead + 1 / np.average(1 / (bits - overhead), weights=weights))

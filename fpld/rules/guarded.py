@@ -71,7 +71,7 @@ class Guarded:
 
         >>> labels = np.array([[0.5, 0.5], [0.6, 0.4], [0.4, 0.6], [0.0, 1.0]])
         >>> GUARDED.trust(Audit(labels @ labels.T, np.zeros((4, 4)))).round(2).tolist()
-        [1.0, 1.0, 1.0, 0.0]
+        [1.0, 0.64, 1.0, 0.0]
         """
         views = [self._excess(audit.each, self.context_tolerance), self._excess(audit.whole, self.tolerance)]
         if audit.relative is not None:

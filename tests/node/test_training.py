@@ -59,7 +59,7 @@ def test_a_private_run_keeps_its_promise_and_says_so(config_file: Path, tmp_path
     best = read_arrays(tmp_path / "one/student-best.safetensors")[0]
     assert all(np.array_equal(states[0][name], best[name]) for name in best)
     page = report_page([read_run_data(tmp_path / "one")])
-    assert "What each node&#39;s training has spent of its promise" in page
+    assert "What each node&#39;s training has spent of its guarantee" in page
     assert "epsilon 2.0 for a document" in page
 
 

@@ -41,11 +41,15 @@ def median_point(chances: Array) -> Array:
 
 
 def guarded(chances: Array) -> Array:
-    """The mixture by a trust that falls with what a node is farther off than 1.5 times the median node."""
+    """The mixture by a trust that falls with how much farther off a node is than a multiple of the median node.
+
+    The multiple is 1.25 context by context, and 1.5 over all contexts together.
+    """
     excess = np.zeros(len(chances))
-    for points in (chances.reshape(len(chances), 1, -1), chances.mean(axis=1, keepdims=True)):
+    views = ((chances.reshape(len(chances), 1, -1), 1.25), (chances.mean(axis=1, keepdims=True), 1.5))
+    for points, tolerance in views:
         away = np.linalg.norm(points - median_point(points), axis=(1, 2))
-        excess = np.maximum(excess, away / np.median(away) - 1.5)
+        excess = np.maximum(excess, away / np.median(away) - tolerance)
     trust = np.exp(-4 * excess)[:, None, None]
     found: Array = (trust * chances).sum(axis=0) / trust.sum(axis=0)
     return found
