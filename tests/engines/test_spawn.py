@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -89,7 +90,9 @@ def registered(kind: str) -> list[str]:
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [sys.executable, *arguments]
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # as it is for users
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
