@@ -28,6 +28,7 @@ import sys
 import threading
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -218,9 +219,25 @@ def _context(student: Student) -> Any:
     """Return how processes are started: on Linux by a process that has loaded PyTorch once, for all trainings."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
+    _leave_inherited_server()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", __name__, type(student).__module__])
     return context
+
+
+def _leave_inherited_server() -> None:
+    """Forget a fork server that came with a fork: it serves the process that started it, and this one starts its own.
+
+    What it starts would be nobody's child here, and multiprocessing fails when it looks whether the server still runs.
+    """
+    server = vars(forkserver._forkserver)
+    process = server["_forkserver_pid"]
+    if process is None:
+        return
+    try:
+        os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        server["_forkserver_pid"] = None
 
 
 class _Pickler(pickle.Pickler):

@@ -206,7 +206,7 @@ def test_the_package_does_not_grow_unseen() -> None:
     page = (ROOT / "docs/flower.md").read_text()
     assert f"`fpld/engines/flower` has {len(SOURCES)} files" in page
     assert len(SOURCES) <= 33
-    assert lines <= 7200
+    assert lines <= 7250
 
 
 def test_flowers_loop_sleeps_in_two_stages() -> None:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,7 @@ def test_a_killed_training_leaves_nothing_of_the_model_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither while its processes start, nor when they have begun to train."""
+    forkserver.ensure_running()  # as where this process has trained in several before: the sandbox starts its own
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     student = Transformer(TransformerConfig(vocab=64, layers=1, width=32, heads=2, length=16, batch=8), seed=0)
     student.compute_with(Compute(processes=2))
