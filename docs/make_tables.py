@@ -33,6 +33,7 @@ POLICIES = "policies-of-sites"  # the table of what may leave a site, from the r
 POLICY_RUNS = {
     "presidents": ("rivals", "policies"),
     "Wikipedia": ("wikipedia-labels", "wikipedia"),
+    "hospitals": ("hospitals-labels", "hospitals"),
 }
 _TABLE = re.compile(r"(<!-- table ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

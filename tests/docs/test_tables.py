@@ -98,7 +98,7 @@ def test_the_student_is_ahead_of_fedavg_at_its_best_by_two_standard_errors_for_a
     assert found["base"]["heldout_loss"] - found["fpld"]["heldout_loss"] >= 0.75 * way
 
 
-@pytest.mark.parametrize("name", ["policies", "wikipedia"])
+@pytest.mark.parametrize("name", ["policies", "wikipedia", "hospitals"])
 def test_text_and_labels_are_ahead_of_feddf_at_equal_bytes_and_updates_of_both(name: str) -> None:
     found = rows(name)
     fpld = found["fpld"]
